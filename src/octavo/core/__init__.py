@@ -1,0 +1,1 @@
+"""Records, configuration, errors and clock that every layer shares. Imports nothing of ours."""

@@ -1,0 +1,59 @@
+"""What a user can choose, as one frozen record. Field names are the flags' names (vLLM's where it has one)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.core.errors import ConfigError
+
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
+ACTIVATION_DTYPES = ("auto", "float32")
+MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 8, 256
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All that the engine needs to know. None means: decide from the model and the machine.
+
+    Raises ConfigError with value, limit and remedy.
+    """
+
+    model: str  # path of a GGUF file
+    served_model_name: str | None = None
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    activation_dtype: str = "auto"
+    isa: str | None = None
+    threads: int | None = None
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 64
+    memory_utilization: float | None = None  # --gpu-memory-utilization, --memory-utilization
+    kv_cache_memory_bytes: int | None = None
+    num_blocks_override: int | None = None  # --num-gpu-blocks-override
+    enable_prefix_caching: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        def choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+            if value not in allowed:
+                raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+
+        def at_least(name: str, value: int | None, low: int) -> None:
+            if value is not None and value < low:
+                raise ConfigError(f"{name} is {value}; it must be at least {low}")
+
+        b = self.block_size
+        if not MIN_BLOCK_SIZE <= b <= MAX_BLOCK_SIZE or b & (b - 1):
+            raise ConfigError(f"--block-size is {b}; it must be a power of two from {MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}")
+        choice("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        choice("--activation-dtype", self.activation_dtype, ACTIVATION_DTYPES)
+        at_least("--max-model-len", self.max_model_len, 1)
+        at_least("--threads", self.threads, 1)
+        at_least("--max-num-batched-tokens", self.max_num_batched_tokens, 1)
+        at_least("--max-num-seqs", self.max_num_seqs, 1)
+        at_least("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
+        at_least("--num-gpu-blocks-override", self.num_blocks_override, 1)
+        u = self.memory_utilization
+        if u is not None and not 0 < u <= 1:
+            raise ConfigError(f"--gpu-memory-utilization is {u}; it must be greater than 0 and at most 1")

@@ -1,0 +1,31 @@
+"""Every error that octavo raises on purpose. A message has the value, the limit and the remedy."""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Base of all errors raised on purpose; its text is fit for a user's eyes."""
+
+
+class ConfigError(OctavoError):
+    """A flag, a combination of flags, or this machine does not allow what was asked."""
+
+
+class ModelFileError(OctavoError):
+    """A model file is malformed, truncated, or of a kind that octavo does not support."""
+
+
+class InvalidRequestError(OctavoError):
+    """A request is refused at the door (HTTP 400).
+
+    `param` names the offending request field, or is None; `code` is a short machine-readable word.
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class EngineDeadError(OctavoError):
+    """The engine process ended or cannot be reached; every waiting request gets this."""

@@ -1,0 +1,225 @@
+"""The records that layers exchange: a request on its way in, a plan and a result each step, outputs on their way out.
+
+Life of a `Request`: the door builds it (validated, tokenized) -> `Engine.submit` -> the scheduler wraps it in a
+`Sequence` -> each step a `StepPlan` names (sequence, first, count) -> the runner answers with a `StepResult` -> the
+engine adds stops -> `scheduler.update` -> `RequestOutput`s for the client, the last one with a `FinishReason`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import msgspec
+
+from octavo.core.errors import InvalidRequestError
+
+MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+GREEDY_TEMPERATURE = 1e-5  # below this, sampling is argmax
+MAX_SEED = 2**63 - 1
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended. Every accepted request ends with exactly one."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop token id or a stop string
+    LENGTH = "length"  # max_tokens or the model's length
+    ABORT = "abort"  # the client went away or asked to stop
+    ERROR = "error"  # the engine failed
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose tokens and when to stop; names and meanings are vLLM's.
+
+    temperature: [0, 2]; 0 (or below 1e-5) is greedy. top_k: 0 or -1 is off. top_p: (0, 1]. min_p: [0, 1].
+    seed: None draws one at the door. logprobs: None, or the number of best alternatives (0..20) besides the chosen.
+    max_tokens: None = up to the model's limit. Raises InvalidRequestError naming the field on a bad value.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0  # [-2, 2], over output tokens
+    frequency_penalty: float = 0.0  # [-2, 2], over output tokens
+    repetition_penalty: float = 1.0  # > 0, over prompt and output tokens
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, name: str, want: str) -> None:
+            if not ok:
+                raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; it must be {want}", param=name)
+
+        check(math.isfinite(self.temperature) and 0 <= self.temperature <= 2, "temperature", "between 0 and 2")
+        check(0 < self.top_p <= 1, "top_p", "greater than 0 and at most 1")
+        check(-1 <= self.top_k <= 2**31 - 1, "top_k", "-1 or 0 (off) or a positive number")
+        check(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
+        check(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2")
+        check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2")
+        check(
+            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            "greater than 0",
+        )
+        check(self.seed is None or -MAX_SEED - 1 <= self.seed <= MAX_SEED, "seed", "a 64-bit integer")
+        check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
+        check(all(self.stop), "stop", "non-empty strings")
+        check(all(0 <= t < 2**31 for t in self.stop_token_ids), "stop_token_ids", "token ids (0 or more)")
+        check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1")
+        check(self.min_tokens >= 0, "min_tokens", "0 or more")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})", param="min_tokens"
+            )
+        check(self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, "logprobs", f"between 0 and {MAX_LOGPROBS}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One validated prompt on its way to the engine. `params.seed` and `params.max_tokens` are resolved (not None)."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival_time: float  # Clock.now() at the door, seconds
+    cache_salt: str | None = None  # prefixes are shared only between requests with the same salt
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = "waiting"  # never ran, or preempted and waiting to run again
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The scheduler's state of one request: counts. `token_ids` is kept for the prefix index and the client only."""
+
+    seq_id: int  # dense, unique in an engine's life; arrival order
+    request: Request
+    token_ids: list[int]  # prompt + sampled tokens
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed_tokens: int = 0  # tokens whose K and V are in the cache
+    num_cached_tokens: int = 0  # of the first admission's prompt, how many came from the prefix cache
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+
+@dataclass(slots=True, frozen=True)
+class ScheduledSequence:
+    """Compute tokens [first, first + count) of a sequence in this step.
+
+    `block_table` is the sequence's whole table (logical -> physical block ids), owned by the cache and valid until the
+    next `schedule()`; entries before `num_known_blocks` were in the plan before and have not changed since.
+    `samples`: the last token computed is the sequence's last known one, so the runner samples the next.
+    """
+
+    seq_id: int
+    first: int
+    count: int
+    block_table: Seq[int]
+    num_known_blocks: int
+    samples: bool
+
+
+@dataclass(slots=True, frozen=True)
+class StepPlan:
+    """What the runner shall do in one step, in this order: forget, learn, copy blocks, compute, sample."""
+
+    step: int
+    finished: tuple[int, ...] = ()  # seq_ids the runner can forget
+    new: tuple[Sequence, ...] = ()  # sequences the runner has not seen (it copies prompt tokens and params)
+    block_copies: tuple[tuple[int, int], ...] = ()  # (source, destination) physical blocks, copy-on-write
+    scheduled: tuple[ScheduledSequence, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.count for s in self.scheduled)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities (natural log, of the raw logits) at one output position."""
+
+    logprob: float  # of the chosen token
+    rank: int  # of the chosen token among all, from 1
+    top_ids: list[int]  # the k most likely token ids, best first, ties by lower id
+    top_logprobs: list[float]
+
+
+@dataclass(slots=True)
+class SampledToken:
+    """One sampled token of one sequence. The runner fills token and logprobs, the engine's stop check the rest."""
+
+    seq_id: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class StepResult:
+    step: int
+    sampled: list[SampledToken] = field(default_factory=list)
+
+
+class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """News of one request for its client: zero or more new tokens, the visible bytes they add, and perhaps the end.
+
+    `text` is raw bytes (a character may be cut at its end; the next output brings the rest). Bytes that may turn out to
+    be the beginning of a stop string are held back until that is decided.
+    """
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids, if asked for
+    text: bytes = b""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
+    num_cached_tokens: int | None = None  # set once, with the first output: prompt tokens found in the prefix cache
+    error: str | None = None  # with FinishReason.ERROR
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """A snapshot of gauges and running totals since the engine started; the HTTP process turns it into metrics."""
+
+    num_requests_running: int = 0
+    num_requests_waiting: int = 0
+    num_blocks: int = 0  # whole pool
+    num_blocks_in_use: int = 0  # held by a live sequence; cached-but-idle blocks count as free
+    num_blocks_cached: int = 0  # idle blocks that keep a cached prefix
+    prompt_tokens: int = 0  # totals from here on
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0  # prompt tokens looked up
+    prefix_cache_hits: int = 0  # prompt tokens found
+    num_preemptions: int = 0
+    num_steps: int = 0
