@@ -1,0 +1,81 @@
+"""What the HTTP process and the engine process say to each other, and the facts about an engine that the door needs.
+
+Knows neither how messages travel (`channel`) nor who acts on them (`process`, `client`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.core.config import EngineConfig
+from octavo.core.records import EngineStats, Request, RequestOutput
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded engine turned out to be. Lengths are in tokens."""
+
+    served_model_name: str
+    max_model_len: int  # prompt and output together
+    max_prompt_tokens: int  # a longer prompt can never be scheduled: refused at the door
+    vocab_size: int
+    max_num_seqs: int
+    block_size: int
+    kv_cache_dtype: str
+    isa: str
+    threads: int
+    memory_table: list[tuple[str, str]]  # (name, value) rows, shown at start
+    warnings: list[str] = []  # one sentence each, shown at start
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """The first message to an engine process: load this."""
+
+    config: EngineConfig
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits for this request any more; no output follows."""
+
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End now; whatever still runs is dropped."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded; requests are welcome."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not start. `kind` is the name of the error's class in `octavo.core.errors`."""
+
+    kind: str
+    error: str
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """An InvalidRequestError that `Engine.submit` raised, on its way back to its client."""
+
+    request_id: str
+    error: str
+    param: str | None
+    code: str | None
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """All the news of one step in one frame."""
+
+    outputs: list[RequestOutput]
+    stats: EngineStats
+    refusals: list[Refusal] = []
+
+
+ToEngine = Configure | Submit | Abort | Shutdown
+FromEngine = Ready | Failed | Outputs
