@@ -1,0 +1,1 @@
+"""One file per architecture: a function from a config to a graph."""

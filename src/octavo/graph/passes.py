@@ -1,0 +1,164 @@
+"""Rewriting passes over a `Graph`: each takes a graph and returns an equivalent one with fewer, larger operations.
+
+`fuse` is what backends use. `plan_arena` gives every intermediate its place in one buffer by liveness.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from octavo.graph.builder import Graph, Node
+from octavo.graph.schema import (
+    Add,
+    AddRmsNorm,
+    Attention,
+    GatedActivation,
+    GatedLinear,
+    Linear,
+    Op,
+    RmsNorm,
+    Rope,
+    Tensor,
+)
+
+
+def fuse(graph: Graph, may_fuse_gate: Callable[[GatedLinear], bool] = lambda op: True) -> Graph:
+    """All passes. `may_fuse_gate`: whether the backend can run a given GatedLinear (its two weights are of one type)."""
+    graph = fuse_gated_linear(graph, may_fuse_gate)
+    graph = fuse_shared_input_linears(graph)
+    graph = fuse_rope(graph)
+    return fuse_add_norm(graph)
+
+
+def fuse_gated_linear(graph: Graph, may_fuse: Callable[[GatedLinear], bool]) -> Graph:
+    """Linear, Linear, GatedActivation -> GatedLinear."""
+    producer, uses = _producers(graph), _uses(graph)
+    replaced: dict[int, Node | None] = {}
+    for i, node in enumerate(graph.nodes):
+        if not isinstance(node.op, GatedActivation):
+            continue
+        gi, ui = producer[node.op.gate.id], producer[node.op.up.id]
+        gate, up = graph.nodes[gi].op, graph.nodes[ui].op
+        if not (isinstance(gate, Linear) and isinstance(up, Linear) and gate.x == up.x):
+            continue
+        if gate.biases != (None,) or up.biases != (None,) or uses[node.op.gate.id] != 1 or uses[node.op.up.id] != 1:
+            continue
+        op = GatedLinear(gate.x, gate.weights[0], up.weights[0], node.op.activation)
+        if may_fuse(op):
+            replaced |= {gi: None, ui: None, i: Node(op, node.outputs)}
+    return _rebuild(graph, replaced)
+
+
+def fuse_shared_input_linears(graph: Graph) -> Graph:
+    """Neighbouring Linear nodes with one input become one with several weights (QKV): one pass over the threads."""
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        last = nodes[-1] if nodes else None
+        if last and isinstance(node.op, Linear) and isinstance(last.op, Linear) and node.op.x == last.op.x:
+            op = Linear(last.op.x, last.op.weights + node.op.weights, last.op.biases + node.op.biases)
+            nodes[-1] = Node(op, last.outputs + node.outputs)
+        else:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def fuse_rope(graph: Graph) -> Graph:
+    """Rope on q and on k, Attention -> Attention with a rope table: rotated while written to the cache."""
+    producer, uses = _producers(graph), _uses(graph)
+    replaced: dict[int, Node | None] = {}
+    for i, node in enumerate(graph.nodes):
+        op = node.op
+        if not isinstance(op, Attention) or op.rope is not None:
+            continue
+        qi, ki = producer[op.q.id], producer[op.k.id]
+        q, k = graph.nodes[qi].op, graph.nodes[ki].op
+        if not (isinstance(q, Rope) and isinstance(k, Rope)) or uses[op.q.id] != 1 or uses[op.k.id] != 1:
+            continue
+        if q.table == k.table and q.interleaved == k.interleaved and q.head_dim == k.head_dim == op.head_dim:
+            fused = replace(op, q=q.x, k=k.x, rope=q.table, rope_interleaved=q.interleaved)
+            replaced |= {qi: None, ki: None, i: Node(fused, node.outputs)}
+    return _rebuild(graph, replaced)
+
+
+def fuse_add_norm(graph: Graph) -> Graph:
+    """Add, RmsNorm of the sum -> AddRmsNorm. The addend that dies there lends its memory to the sum."""
+    consumers: dict[int, list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        for t in node.inputs:
+            consumers.setdefault(t.id, []).append(i)
+    replaced: dict[int, Node | None] = {}
+    for i, node in enumerate(graph.nodes):
+        if not isinstance(node.op, Add):
+            continue
+        (total,) = node.outputs
+        norms = [j for j in consumers.get(total.id, []) if isinstance(graph.nodes[j].op, RmsNorm)]
+        x_dies = consumers[node.op.x.id] == [i] or max(consumers[node.op.x.id]) == i
+        if norms and x_dies and node.op.x.id not in {t.id for t in graph.outputs.values()}:
+            norm = graph.nodes[norms[0]]
+            assert isinstance(norm.op, RmsNorm)
+            op = AddRmsNorm(node.op.x, node.op.y, norm.op.weight, norm.op.eps)
+            replaced |= {i: Node(op, (total, norm.outputs[0])), norms[0]: None}
+    return _rebuild(graph, replaced)
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    offsets: Mapping[int, int]  # tensor id -> byte offset
+    num_bytes: int
+
+
+def plan_arena(graph: Graph, size_of: Callable[[Tensor], int], alignment: int = 64) -> Arena:
+    """First-fit placement by liveness: tensors whose lives overlap never share memory.
+
+    A node's outputs never overlap its inputs, except that AddRmsNorm writes its sum over x. Graph outputs live on.
+    """
+    last_use = {t.id: i for i, node in enumerate(graph.nodes) for t in node.inputs}
+    end = len(graph.nodes)
+    last_use |= {t.id: end for t in graph.outputs.values()}
+    live: list[tuple[int, int, int]] = []  # (offset, size, dies after node)
+    offsets: dict[int, int] = {}
+    total = 0
+    for i, node in enumerate(graph.nodes):
+        live = [block for block in live if block[2] >= i]
+        outputs = node.outputs
+        if isinstance(node.op, AddRmsNorm):
+            offsets[outputs[0].id] = offsets[node.op.x.id]
+            live.append((offsets[node.op.x.id], size_of(outputs[0]), last_use.get(outputs[0].id, i)))
+            outputs = outputs[1:]
+        for t in outputs:
+            size = -(-size_of(t) // alignment) * alignment
+            at = 0
+            for offset, taken, _ in sorted(live):
+                if at + size <= offset:
+                    break
+                at = max(at, -(-(offset + taken) // alignment) * alignment)
+            offsets[t.id] = at
+            live.append((at, size, last_use.get(t.id, i)))
+            total = max(total, at + size)
+    return Arena(offsets, total)
+
+
+def map_tensors(op: Op, mapping: Mapping[Tensor, Tensor]) -> Op:
+    """The same operation reading other tensors."""
+    changed: dict[str, Any] = {}
+    for f in fields(op):
+        value = getattr(op, f.name)
+        if isinstance(value, Tensor) and value in mapping:
+            changed[f.name] = mapping[value]
+    return replace(op, **changed) if changed else op
+
+
+def _producers(graph: Graph) -> dict[int, int]:
+    return {t.id: i for i, node in enumerate(graph.nodes) for t in node.outputs}
+
+
+def _uses(graph: Graph) -> Counter[int]:
+    return Counter(t.id for node in graph.nodes for t in node.inputs) + Counter(t.id for t in graph.outputs.values())
+
+
+def _rebuild(graph: Graph, replaced: Mapping[int, Node | None]) -> Graph:
+    nodes = (replaced.get(i, node) for i, node in enumerate(graph.nodes))
+    return replace(graph, nodes=tuple(n for n in nodes if n is not None))
