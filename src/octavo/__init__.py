@@ -1,0 +1,37 @@
+"""octavo: serves large language models to many users at once. `LLM` works offline, `octavo serve` over HTTP.
+
+The names below are loaded when they are first used: the command line must start in milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.core.records import SamplingParams
+    from octavo.llm import LLM
+
+    __version__: str
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    match name:
+        case "LLM":
+            from octavo.llm import LLM
+
+            return LLM
+        case "SamplingParams":
+            from octavo.core.records import SamplingParams
+
+            return SamplingParams
+        case "__version__":
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                return version("octavo")
+            except PackageNotFoundError:
+                return "0+uninstalled"  # run from a source tree
+        case _:
+            raise AttributeError(f"module 'octavo' has no attribute {name!r}")

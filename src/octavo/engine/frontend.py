@@ -1,0 +1,213 @@
+"""The door: text, token ids or messages become validated `Request`s, and the engine's bytes become text again.
+
+The one place where limits are checked and defaults resolved; behind it nothing is checked again. Knows the tokenizer,
+the chat template and what the engine said of itself, but nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
+from octavo.core.records import MAX_SEED, Request, RequestOutput, SamplingParams
+from octavo.engine.messages import EngineInfo
+from octavo.tokenizer.text_stream import TextStream
+from octavo.weights.builtin import INSTALL_HINT, find_builtin_model
+
+DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
+RESERVED_TEMPLATE_NAMES = ("messages", "add_generation_prompt", "tools", "documents")
+
+
+class TextCodec(Protocol):
+    """What the door asks of a tokenizer. `token_bytes[id]`: what a token adds to the text, special tokens included."""
+
+    @property
+    def token_bytes(self) -> Sequence[bytes]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]: ...
+    def visible_bytes(self, token_id: int, skip_special_tokens: bool = True) -> bytes: ...
+
+
+class ChatRenderer(Protocol):
+    """What the door asks of a chat template."""
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **variables: Any
+    ) -> str: ...
+
+
+def resolve_model(model: str | None) -> str:
+    """The path of a model file: the one named, or the built-in model for None.
+
+    Raises ConfigError that says what to install, or ModelFileError if the file is not there.
+    """
+    if model is None:
+        builtin = find_builtin_model()
+        if builtin is None:
+            raise ConfigError(
+                f"no model was named and the built-in one is not installed: run '{INSTALL_HINT}', or name a GGUF file"
+            )
+        return str(builtin)
+    path = Path(model).expanduser()
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "does not exist"
+        raise ModelFileError(f"model {model!r} {what}; give the path of a GGUF file, or no model for the built-in one")
+    return str(path)
+
+
+def load_text_side(path: str) -> tuple[TextCodec, ChatRenderer | None]:
+    """The tokenizer and the chat template of a model file. Raises ModelFileError."""
+    from octavo.tokenizer.chat_template import ChatTemplate
+    from octavo.tokenizer.tokenizer import Tokenizer
+    from octavo.weights.gguf import GGUFFile
+
+    metadata = GGUFFile.open(path).metadata
+    tokenizer = Tokenizer.from_gguf(metadata)
+    source = metadata.get("tokenizer.chat_template")
+    if not isinstance(source, str):
+        return tokenizer, None
+    return tokenizer, ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)
+
+
+class Detokenizer:
+    """Text of one request, made piece by piece from its outputs; never a broken character in between."""
+
+    def __init__(self) -> None:
+        self._stream = TextStream()
+
+    def feed(self, output: RequestOutput) -> str:
+        text = self._stream.feed(output.text)
+        return text if output.finish_reason is None else text + self._stream.finish()
+
+
+class Frontend:
+    """Builds requests for one loaded engine. `seed` starts the generator of seeds for requests that bring none."""
+
+    def __init__(self, tokenizer: TextCodec, template: ChatRenderer | None, info: EngineInfo, seed: int) -> None:
+        self.info = info
+        self._tokenizer = tokenizer
+        self._template = template
+        self._seeds = random.Random(seed)
+        self._longest_token = max(map(len, tokenizer.token_bytes))
+        self._prompt_limit = min(info.max_prompt_tokens, info.max_model_len - 1)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+        """Token ids of a prompt. Raises InvalidRequestError if it is longer than any prompt may be.
+
+        Takes long for a long text: call it in a thread.
+        """
+        num_bytes = len(text.encode("utf-8", "replace"))
+        at_least = num_bytes // self._longest_token
+        if at_least > self._prompt_limit:
+            # Spares the work of tokenizing what can only be refused.
+            self._refuse_length(f"at least {at_least:,}", param)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=True)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a conversation. Raises InvalidRequestError if the template refuses it or there is none."""
+        if self._template is None:
+            raise InvalidRequestError(
+                f"model {self.info.served_model_name!r} has no chat template: use completions with a plain prompt",
+                param="messages",
+            )
+        variables = template_kwargs or {}
+        for name in RESERVED_TEMPLATE_NAMES:
+            if name in variables:
+                raise InvalidRequestError(
+                    f"chat_template_kwargs sets {name!r}, which the request itself sets: remove it",
+                    param="chat_template_kwargs",
+                )
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+
+    def build_request(
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        arrival_time: float,
+        param: str = "prompt",
+        cache_salt: str | None = None,
+        clamp_max_tokens: bool = False,
+    ) -> Request:
+        """A request whose limits hold and whose seed and max_tokens are set.
+
+        `param` is the field that a refusal of the prompt names. max_tokens None means all that fits; one that does not
+        fit is refused, or made to fit with `clamp_max_tokens` (for a default that the user did not choose).
+        Raises InvalidRequestError.
+        """
+        vocab_size = self.info.vocab_size
+        self._check_prompt(token_ids, param)
+        for token_id in params.stop_token_ids:
+            if token_id >= vocab_size:
+                raise InvalidRequestError(
+                    f"stop_token_ids has {token_id}, but the vocabulary ends at {vocab_size - 1}: remove it",
+                    param="stop_token_ids",
+                )
+        room = self.info.max_model_len - len(token_ids)
+        max_tokens = params.max_tokens
+        if max_tokens is None or (clamp_max_tokens and max_tokens > room):
+            max_tokens = room
+        elif max_tokens > room:
+            raise InvalidRequestError(
+                f"max_tokens is {max_tokens:,} and the prompt has {len(token_ids):,} tokens, together more than the "
+                f"limit of {self.info.max_model_len:,}: ask for at most {room:,}, shorten the prompt, or start the "
+                "server with a larger --max-model-len",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        if params.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {params.min_tokens:,}, but only {max_tokens:,} can follow this prompt: lower it",
+                param="min_tokens",
+            )
+        seed = self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            params=msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed),
+            arrival_time=arrival_time,
+            cache_salt=cache_salt,
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token, of a special one too; none for an id that only pads the model's vocabulary."""
+        table = self._tokenizer.token_bytes
+        return table[token_id] if token_id < len(table) else b""
+
+    def visible_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
+        """What a reader sees of a token."""
+        if token_id >= len(self._tokenizer.token_bytes):
+            return b""
+        return self._tokenizer.visible_bytes(token_id, skip_special_tokens)
+
+    def _check_prompt(self, token_ids: list[int], param: str) -> None:
+        if not token_ids:
+            raise InvalidRequestError(f"{param} has no tokens: send at least one", param=param)
+        if len(token_ids) > self._prompt_limit:
+            self._refuse_length(f"{len(token_ids):,}", param)
+        vocab_size = self.info.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            worst = next(t for t in token_ids if not 0 <= t < vocab_size)
+            raise InvalidRequestError(
+                f"{param} has token id {worst}; ids of this model go from 0 to {vocab_size - 1}", param=param
+            )
+
+    def _refuse_length(self, length: str, param: str) -> None:
+        raise InvalidRequestError(
+            f"{param} has {length} tokens, the limit is {self._prompt_limit:,} (a model length of "
+            f"{self.info.max_model_len:,} leaves room for one token of output): shorten it, or start the server with a "
+            "larger --max-model-len or a larger KV cache",
+            param=param,
+            code="context_length_exceeded",
+        )

@@ -1,0 +1,153 @@
+"""POST /v1/chat/completions: a conversation in, the assistant's next message out, whole or in chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from octavo.core.errors import InvalidRequestError
+from octavo.core.records import RequestOutput, TokenLogprobs
+from octavo.server.generation import Generation, usage_of
+from octavo.server.logprobs import chat_logprobs
+from octavo.server.protocol import (
+    ChatBody,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatReply,
+    read_body,
+    read_messages,
+)
+from octavo.server.service import EventStream, Service, aborted_if_client_leaves, new_id, read_limited, sse_frame
+
+
+async def chat_completions(service: Service, http: HttpRequest) -> Response:
+    arrival_time = service.clock.now()
+    body = read_body(await read_limited(http), ChatBody)
+    service.check_model(body.model)
+    text = service.frontend.render_chat(
+        read_messages(body.messages),
+        add_generation_prompt=body.add_generation_prompt,
+        template_kwargs=body.chat_template_kwargs,
+    )
+    token_ids = await service.encode(text, add_special_tokens=body.add_special_tokens, param="messages")
+    reply_id = new_id("chatcmpl", body.request_id)
+    try:
+        request = service.frontend.build_request(
+            token_ids,
+            body.params(),
+            request_id=reply_id,
+            arrival_time=arrival_time,
+            param="messages",
+            cache_salt=body.cache_salt,
+        )
+    except InvalidRequestError as error:
+        own_name = body.own_name(error.param)
+        if own_name == error.param:
+            raise
+        raise InvalidRequestError(str(error).replace(str(error.param), str(own_name)), own_name, error.code) from error
+    (generation,) = service.submit([request])
+    chat = _Chat(service, body, generation, reply_id)
+    if body.stream:
+        return EventStream(chat.frames(), [generation])
+    async with aborted_if_client_leaves(http.receive, [generation]):
+        return await chat.reply()
+
+
+class _Chat:
+    """One conversation being answered."""
+
+    def __init__(self, service: Service, body: ChatBody, generation: Generation, reply_id: str) -> None:
+        self._service = service
+        self._body = body
+        self._generation = generation
+        self._id = reply_id
+        self._created = int(time.time())
+
+    async def reply(self) -> Response:
+        texts: list[str] = []
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        async for text, output in self._generation.pieces():
+            texts.append(text)
+            token_ids += output.token_ids
+            logprobs += output.logprobs or []
+            last = output
+        choice = ChatChoice(
+            message=ChatMessage("".join(texts)),
+            logprobs=self._logprobs(token_ids, logprobs),
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            token_ids=token_ids if self._body.return_token_ids else UNSET,
+        )
+        reply = ChatReply(
+            id=self._id,
+            created=self._created,
+            model=self._service.model_name,
+            choices=[choice],
+            usage=usage_of([self._generation]),
+            prompt_token_ids=self._prompt_token_ids(),
+        )
+        return Response(msgspec.json.encode(reply), media_type="application/json")
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        first = True
+        async for text, output in self._generation.pieces():
+            if first:
+                opening = self._chunk([ChatChunkChoice(delta=ChatDelta(content="", role="assistant"))])
+                opening.prompt_token_ids = self._prompt_token_ids()
+                yield _encode(opening)
+                first = False
+            if self._is_news(text, output):
+                yield _encode(self._chunk([self._chunk_choice(text, output)]))
+        if self._body.usage_at_end:
+            closing = self._chunk([])
+            closing.usage = usage_of([self._generation])
+            yield _encode(closing)
+
+    def _is_news(self, text: str, output: RequestOutput) -> bool:
+        return bool(
+            text
+            or output.finish_reason is not None
+            or (output.token_ids and (self._body.logprobs or self._body.return_token_ids))
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        chunk = ChatChunk(id=self._id, created=self._created, model=self._service.model_name, choices=choices)
+        if self._body.usage_in_chunks:
+            chunk.usage = usage_of([self._generation])
+        elif self._body.usage_at_end:
+            chunk.usage = None
+        return chunk
+
+    def _chunk_choice(self, text: str, output: RequestOutput) -> ChatChunkChoice:
+        choice = ChatChunkChoice(
+            delta=ChatDelta(text) if text else ChatDelta(),
+            logprobs=self._logprobs(output.token_ids, output.logprobs or []),
+            finish_reason=output.finish_reason,
+        )
+        if output.finish_reason is not None:
+            choice.stop_reason = output.stop_reason
+        if self._body.return_token_ids:
+            choice.token_ids = output.token_ids
+        return choice
+
+    def _logprobs(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> ChatLogprobs | None:
+        if not self._body.logprobs:
+            return None
+        return chat_logprobs(token_ids, logprobs, self._service.frontend.token_bytes)
+
+    def _prompt_token_ids(self) -> list[int] | msgspec.UnsetType:
+        return self._generation.request.prompt_token_ids if self._body.return_token_ids else UNSET
+
+
+def _encode(chunk: ChatChunk) -> bytes:
+    return sse_frame(msgspec.json.encode(chunk))

@@ -1,0 +1,53 @@
+"""One prompt being answered: its outputs as pieces of text, counted for `usage` and timed for metrics.
+
+Shared by every route that generates; knows nothing of reply shapes or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from octavo.core.errors import EngineDeadError
+from octavo.core.records import FinishReason, Request, RequestOutput
+from octavo.engine.client import EngineClient
+from octavo.engine.frontend import Detokenizer
+from octavo.server.metrics import Metrics
+from octavo.server.protocol import PromptTokensDetails, Usage
+
+
+class Generation:
+    """A submitted request. Iterate `pieces` once; `usage` and the counts grow as it goes."""
+
+    def __init__(self, client: EngineClient, metrics: Metrics, request: Request) -> None:
+        self.request = request
+        self.num_output_tokens = 0
+        self.num_cached_tokens = 0
+        self._timer = metrics.timer(request.arrival_time)
+        self._stream = client.generate(request)
+
+    async def pieces(self) -> AsyncIterator[tuple[str, RequestOutput]]:
+        """Each output with the text it adds, the last one with a finish reason that is not ERROR.
+
+        Raises EngineDeadError if the engine fails. Closing it early aborts the request.
+        """
+        detokenizer = Detokenizer()
+        async with aclosing(self._stream):
+            async for output in self._stream:
+                self._timer.observe(output)
+                self.num_output_tokens += len(output.token_ids)
+                if output.num_cached_tokens is not None:
+                    self.num_cached_tokens = output.num_cached_tokens
+                if output.finish_reason is FinishReason.ERROR:
+                    raise EngineDeadError(output.error or "the engine failed on this request; its log says why")
+                yield detokenizer.feed(output), output
+
+    def abort(self) -> None:
+        self._stream.abort()
+
+
+def usage_of(generations: list[Generation]) -> Usage:
+    prompt = sum(len(g.request.prompt_token_ids) for g in generations)
+    completion = sum(g.num_output_tokens for g in generations)
+    cached = sum(g.num_cached_tokens for g in generations)
+    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))

@@ -1,0 +1,430 @@
+"""Request and reply bodies of the OpenAI API, with vLLM's extra fields, and the strict reading of a request.
+
+A field that octavo does not support yet is refused by name unless its value asks for nothing; a field that nobody
+knows is refused too, with the nearest known name. `null` means the same as leaving a field out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from octavo.core.errors import InvalidRequestError
+from octavo.core.records import SamplingParams
+from octavo.engine.frontend import DEFAULT_MAX_TOKENS
+
+_Anything = object()  # as a harmless value: every value is harmless, for the field only concerns others we refuse
+
+# Fields of OpenAI's and vLLM's APIs that are not supported yet -> the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_reasoning": (_Anything,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "n": (1,),
+    "parallel_tool_calls": (_Anything,),
+    "prediction": (),
+    "priority": (0,),
+    "prompt_cache_key": (),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "repetition_detection": (),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "structured_outputs": ({},),
+    "suffix": ("",),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+CHAT_ROLES = ("system", "developer", "user", "assistant")
+MESSAGE_FIELDS = ("role", "content", "name")
+MAX_PROMPTS = 1024  # in one completions request
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class GenerationBody(Struct, kw_only=True):
+    """The fields that chat and completions share. `user` identifies somebody to the client's own bookkeeping only."""
+
+    model: str | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool = False
+
+    def sampling_params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            ignore_eos=self.ignore_eos,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            logprobs=logprobs,
+            skip_special_tokens=self.skip_special_tokens,
+        )
+
+    @property
+    def usage_at_end(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def usage_in_chunks(self) -> bool:
+        return self.usage_at_end and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    def check(self) -> None:
+        """Raises InvalidRequestError for fields that are wrong together."""
+        if self.stream_options is not None:
+            if not self.stream:
+                raise InvalidRequestError("stream_options needs stream=true: set it, or leave it out", "stream_options")
+            if self.stream_options.include_obfuscation:
+                raise _unsupported("stream_options.include_obfuscation", True)
+        if self.cache_salt == "":
+            raise InvalidRequestError("cache_salt is empty: send a non-empty string, or leave it out", "cache_salt")
+
+
+class ChatBody(GenerationBody, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = False  # a chat template writes its own
+    chat_template_kwargs: dict[str, Any] = {}
+
+    def check(self) -> None:
+        GenerationBody.check(self)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs=true: set it, or leave it out", "top_logprobs")
+        if not self.messages:
+            raise InvalidRequestError("messages is empty: send at least one", "messages")
+
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise InvalidRequestError(
+                f"max_tokens is {self.max_tokens} and max_completion_tokens {self.max_completion_tokens}: send one",
+                "max_completion_tokens",
+            )
+
+    def params(self) -> SamplingParams:
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+
+    def own_name(self, param: str | None) -> str | None:
+        """The field of this body that a field of SamplingParams came from."""
+        if param == "logprobs":
+            return "top_logprobs"
+        if param == "max_tokens" and self.max_tokens is None:
+            return "max_completion_tokens"
+        return param
+
+
+class CompletionBody(GenerationBody, kw_only=True):
+    prompt: str | list[Any]
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+    def params(self) -> SamplingParams:
+        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.max_tokens is None and self.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {self.min_tokens}, more than the default of max_tokens ({max_tokens}): set max_tokens",
+                "min_tokens",
+            )
+        return self.sampling_params(max_tokens=max_tokens, logprobs=self.logprobs)
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each text or token ids. Raises InvalidRequestError."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if _is_token_list(prompt):
+            return [prompt]
+        if not prompt or not all(isinstance(p, str) or (_is_token_list(p) and p) for p in prompt):
+            raise InvalidRequestError("prompt must be text, a list of token ids, or a list of either", "prompt")
+        if len(prompt) > MAX_PROMPTS:
+            raise InvalidRequestError(
+                f"prompt has {len(prompt)} prompts, the limit is {MAX_PROMPTS}: send several requests", "prompt"
+            )
+        return prompt
+
+
+Body = TypeVar("Body", ChatBody, CompletionBody)
+
+
+def read_body(raw: bytes, body_class: type[Body]) -> Body:
+    """A request body. Raises InvalidRequestError that names the field."""
+    try:
+        fields = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
+    known = body_class.__struct_fields__
+    wanted = {}
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name in known:
+            wanted[name] = value
+        elif name not in UNSUPPORTED:
+            raise _unknown(name, known)
+        elif not _is_harmless(value, UNSUPPORTED[name]):
+            raise _unsupported(name, value)
+    try:
+        body = msgspec.convert(wanted, body_class)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error)) from None
+    body.check()
+    return body
+
+
+def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The conversation with every content as plain text. Raises InvalidRequestError naming the offending part."""
+    return [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _read_message(message: dict[str, Any], where: str) -> dict[str, str]:
+    for name, value in message.items():
+        if name not in MESSAGE_FIELDS and value not in (None, [], {}, ""):
+            raise InvalidRequestError(f"{where}.{name} is not supported: remove it", f"{where}.{name}")
+    role = message.get("role")
+    if role not in CHAT_ROLES:
+        raise InvalidRequestError(
+            f"{where}.role is {role!r}; it must be one of {', '.join(CHAT_ROLES)}", f"{where}.role"
+        )
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_read_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    elif not isinstance(content, str):
+        raise InvalidRequestError(f"{where}.content must be text or a list of text parts", f"{where}.content")
+    # Templates know "system" only; OpenAI renamed it for newer models and treats the two alike.
+    plain = {"role": "system" if role == "developer" else str(role), "content": str(content)}
+    speaker = message.get("name")
+    if speaker is not None:
+        if not isinstance(speaker, str):
+            raise InvalidRequestError(f"{where}.name must be text", f"{where}.name")
+        plain["name"] = speaker
+    return plain
+
+
+def _read_part(part: Any, where: str) -> str:
+    if not isinstance(part, dict) or "type" not in part:
+        raise InvalidRequestError(f"{where} must be an object with a type", where)
+    if part["type"] != "text":
+        raise InvalidRequestError(f"{where}.type is {part['type']!r}; only 'text' is supported", f"{where}.type")
+    text = part.get("text")
+    if not isinstance(text, str) or len(part) != 2:
+        raise InvalidRequestError(f"{where} must have exactly a type and a text", where)
+    return text
+
+
+def _is_token_list(value: Any) -> bool:
+    return isinstance(value, list) and all(type(t) is int for t in value)
+
+
+def _is_harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
+    if _Anything in harmless:
+        return True
+    # Compared with the type, for in Python 1 == True.
+    return any(value == h and isinstance(value, bool) == isinstance(h, bool) for h in harmless)
+
+
+def _unsupported(name: str, value: Any) -> InvalidRequestError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    return InvalidRequestError(f"{name}={shown} is not supported yet: leave {name} out", name, "unsupported_parameter")
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> InvalidRequestError:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "remove it"
+    shown = name if len(name) <= 60 else name[:57] + "..."
+    return InvalidRequestError(f"there is no field {shown!r} in this request: {hint}", shown, "unknown_parameter")
+
+
+def _wrong_type(text: str) -> InvalidRequestError:
+    """msgspec's complaint with its JSON path made the `param`."""
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", text):
+        return InvalidRequestError(f"{missing[1]} is missing: it is required", missing[1], "missing_required_parameter")
+    complaint, _, path = text.partition(" - at `$.")
+    param = path.rstrip("`") or None
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", complaint):
+        return InvalidRequestError(f"{param} has no field {unknown[1]!r}: remove it", param, "unknown_parameter")
+    return InvalidRequestError(f"{param}: {complaint[:1].lower()}{complaint[1:]}", param, "invalid_type")
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TokenLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[ChatTokenLogprob]
+
+
+class ChatMessage(Struct):
+    content: str
+    role: str = "assistant"
+
+
+class ChatChoice(Struct, kw_only=True):
+    index: int = 0
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatReply(Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatDelta(Struct):
+    content: str | UnsetType = UNSET
+    role: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, kw_only=True):
+    index: int = 0
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionLogprobs(Struct):
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class CompletionChoice(Struct, kw_only=True):
+    """Of a whole reply, or of one chunk of a streamed one."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionReply(Struct, kw_only=True):
+    """A whole reply, or one chunk of a streamed one (the OpenAI API gives both the same shape)."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ModelCard(Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "octavo"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+
+
+class ModelList(Struct):
+    data: list[ModelCard]
+    object: str = "list"

@@ -1,0 +1,183 @@
+"""What every generating route needs: the engine, the door, the metrics, and the few steps they have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from octavo.core.clock import Clock
+from octavo.core.records import Request
+from octavo.engine.client import EngineClient
+from octavo.engine.frontend import Frontend
+from octavo.server.errors import ApiError
+from octavo.server.generation import Generation
+from octavo.server.metrics import Metrics
+
+MAX_BODY_BYTES = 32 << 20
+MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES  # read and dropped, so that the client gets to read why it was refused
+THREAD_CHARACTERS = 8192  # text longer than this is tokenized in a thread: some milliseconds
+
+END_OF_STREAM = b"data: [DONE]\n\n"
+
+
+class Service:
+    """The server's parts, passed to its routes."""
+
+    def __init__(self, client: EngineClient, frontend: Frontend, clock: Clock) -> None:
+        self.client = client
+        self.frontend = frontend
+        self.clock = clock
+        self.metrics = Metrics(client, clock)
+        self.created = int(time.time())
+
+    @property
+    def model_name(self) -> str:
+        return self.frontend.info.served_model_name
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError if a model is named that is not served."""
+        if name is not None and name != self.model_name:
+            shown = name if len(name) <= 100 else name[:97] + "..."
+            raise ApiError(
+                404, f"model {shown!r} is not served here; use {self.model_name!r}", "model", "model_not_found"
+            )
+
+    async def encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+        """`Frontend.encode` that keeps the event loop free."""
+        encode = self.frontend.encode
+        if len(text) <= THREAD_CHARACTERS:
+            return encode(text, add_special_tokens=add_special_tokens, param=param)
+        return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens, param=param)
+
+    def submit(self, requests: Sequence[Request]) -> list[Generation]:
+        """All of `requests` submitted, or none. Raises what `EngineClient.generate` raises."""
+        generations: list[Generation] = []
+        try:
+            for request in requests:
+                generations.append(Generation(self.client, self.metrics, request))  # noqa: PERF401 - kept if one fails
+        except Exception:
+            for generation in generations:
+                generation.abort()
+            raise
+        return generations
+
+
+def new_id(prefix: str, chosen: str | None) -> str:
+    return f"{prefix}-{chosen or uuid.uuid4().hex}"
+
+
+async def read_limited(http: HttpRequest) -> bytes:
+    """The body of a request. Raises ApiError 413 if it is too large."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in http.stream():
+        size += len(chunk)
+        if size <= MAX_BODY_BYTES:
+            chunks.append(chunk)
+        elif size > MAX_DISCARDED_BYTES:
+            break
+    if size > MAX_BODY_BYTES:
+        raise ApiError(413, f"the body is larger than the limit of {MAX_BODY_BYTES:,} bytes: send less at a time")
+    return b"".join(chunks)
+
+
+@asynccontextmanager
+async def aborted_if_client_leaves(receive: Receive, generations: Sequence[Generation]) -> AsyncIterator[None]:
+    """While inside, a closed socket aborts `generations` at once; leaving it ends whichever still run.
+
+    `receive` must have given the whole body already.
+    """
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        for generation in generations:
+            generation.abort()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        for generation in generations:
+            generation.abort()
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. An error before the first frame is an HTTP error; a later one is a frame of its own."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, frames: AsyncIterator[bytes], generations: Sequence[Generation]) -> None:
+        super().__init__(frames, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._frames = frames
+        self._generations = generations
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aborted_if_client_leaves(receive, self._generations):
+            await self._run(send)
+
+    async def _run(self, send: Send) -> None:
+        frames = aiter(self._frames)
+        frame = await anext(frames)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        unexpected: Exception | None = None
+        try:
+            await _send_frame(send, frame)
+            async for frame in frames:
+                await _send_frame(send, frame)
+        except Exception as error:
+            reply = ApiError.of(error)
+            unexpected = error if reply.code == "internal_error" else None
+            await _send_frame(send, sse_frame(reply.encode()))
+        await send({"type": "http.response.body", "body": END_OF_STREAM, "more_body": False})
+        if unexpected is not None:
+            raise unexpected  # for the log
+
+
+def sse_frame(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"
+
+
+def _send_frame(send: Callable[[MutableMapping[str, Any]], Awaitable[None]], frame: bytes) -> Awaitable[None]:
+    return send({"type": "http.response.body", "body": frame, "more_body": True})
+
+
+async def merged(sources: Sequence[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
+    """The items of all sources as they come; the first failure of one ends it."""
+    if len(sources) == 1:
+        async for item in sources[0]:
+            yield item
+        return
+    queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+
+    async def drain(source: AsyncIterator[bytes]) -> None:
+        try:
+            async for item in source:
+                queue.put_nowait(item)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(drain(source)) for source in sources]
+    try:
+        running = len(tasks)
+        while running:
+            news = await queue.get()
+            if isinstance(news, Exception):
+                raise news
+            if news is None:
+                running -= 1
+            else:
+                yield news
+    finally:
+        for task in tasks:
+            task.cancel()
