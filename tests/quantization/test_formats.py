@@ -16,7 +16,8 @@ def test_decoded_blocks_equal_the_gguf_packages_bit_for_bit(kind: WeightType) ->
     packed = gguf.quantize(weights, gguf.GGMLQuantizationType(kind)).view(np.uint8)
     ours = dequantize(packed, kind, (6, 96))
     theirs = gguf.dequantize(packed, gguf.GGMLQuantizationType(kind))
-    assert ours.dtype == np.float32 and ours.shape == (6, 96)
+    assert ours.dtype == np.float32
+    assert ours.shape == (6, 96)
     np.testing.assert_array_equal(ours, theirs)
     assert np.abs(ours - weights).max() < 0.5
 
@@ -34,7 +35,8 @@ def test_q4_1_nibbles_low_half_first() -> None:
     block[2:4] = np.frombuffer(np.float16(-1).tobytes(), np.uint8)
     block[4] = 0x3F  # element 0 is 15, element 16 is 3
     values = dequantize(block, WeightType.Q4_1, (32,))
-    assert values[0] == 6.5 and values[16] == 0.5
+    assert values[0] == 6.5
+    assert values[16] == 0.5
     assert np.all(np.delete(values, [0, 16]) == -1)
 
 

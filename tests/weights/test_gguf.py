@@ -1,4 +1,4 @@
-"""The GGUF reader against the `gguf` package's writer, and against files that are wrong in every way we could think of."""
+"""The GGUF reader against the `gguf` package's writer, and against files that are wrong in every way we imagined."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_reads_what_the_gguf_package_writes(path: Path, alignment: int | None) -
         assert list(file.tensors) == list(TENSORS)
         for name, found in file.tensors.items():
             assert (found.name, found.type, found.shape) == (name, *TENSORS[name])
-            assert found.data.dtype == np.uint8 and not found.data.flags.writeable
+            assert found.data.dtype == np.uint8
+            assert not found.data.flags.writeable
             np.testing.assert_array_equal(dequantize(found.data, found.type, found.shape), expected[name])
 
 
@@ -128,7 +129,8 @@ def test_data_outlives_close_and_released_pages_come_back(path: Path) -> None:
 def test_strings_that_are_not_utf8_keep_their_bytes(path: Path) -> None:
     path.write_bytes(header(0, 1) + key("token", 8, string(b"\xff\xfea")))
     value = GGUFFile.open(path).metadata["token"]
-    assert isinstance(value, str) and value.encode("utf-8", "surrogateescape") == b"\xff\xfea"
+    assert isinstance(value, str)
+    assert value.encode("utf-8", "surrogateescape") == b"\xff\xfea"
 
 
 def nested(depth: int) -> bytes:
@@ -258,5 +260,7 @@ def test_vocabulary_sized_arrays_are_read_quickly(path: Path) -> None:
         file = GGUFFile.open(path)
         best = min(best, time.perf_counter() - start)
     tokens = file.metadata["tokens"]
-    assert isinstance(tokens, list) and len(tokens) == 150_000 and tokens[-1] == "token149999"
+    assert isinstance(tokens, list)
+    assert len(tokens) == 150_000
+    assert tokens[-1] == "token149999"
     assert best < 0.5  # 0.06 s on an idle machine; the margin is for a busy one

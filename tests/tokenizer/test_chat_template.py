@@ -1,0 +1,165 @@
+"""Prompts against transformers' apply_chat_template, and templates that are broken or hostile."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+
+from octavo.core.errors import InvalidRequestError
+from octavo.tokenizer.chat_template import MAX_PROMPT_CHARS, ChatTemplate
+
+BOS, EOS = "<s>", "</s>"
+TEMPLATES = {
+    "chatml": """{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content | trim + '<|im_end|>\n' }}
+    {%- set rest = messages[1:] %}
+{%- else %}
+    {%- set rest = messages %}
+{%- endif %}
+{% for m in rest %}
+<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}""",
+    "llama3": """{{- bos_token }}
+{%- if tools is not none %}
+{{- 'Tools: ' }}{% for t in tools %}{{ t | tojson(indent=2) }}{{ '\n' }}{% endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('Unknown role ' + message.role) }}
+    {%- endif %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}""",
+    "qwen": """{%- set ns = namespace(last_user=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last_user = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+    {%- if m.role == 'system' and not loop.first %}{% continue %}{% endif %}
+    {%- if m.role == 'assistant' and loop.index0 < ns.last_user and '</think>' in m.content %}
+        {%- set content = m.content.split('</think>')[-1].lstrip('\n') %}
+    {%- else %}
+        {%- set content = m.content %}
+    {%- endif %}
+    {{- '<|im_start|>' ~ m.role ~ '\n' }}
+    {%- generation %}{{ content }}{{ '<|im_end|>' }}{% endgeneration %}
+    {{- '\n' }}
+{%- endfor %}
+{%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
+    "documents": """{% for d in documents or [] %}[{{ d.title }}] {{ d | tojson }}
+{% endfor %}
+{%- for m in messages %}{{ m.content }}{{ eos_token if not loop.last }}{% if loop.index > 2 %}{% break %}{% endif %}
+{%- endfor %}""",
+}
+CHATS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "Hi <b>&'\" there"}],
+    [{"role": "system", "content": "  Be brief. \n"}, {"role": "user", "content": "Grüße 😀\n\n  x"}],
+    [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nTwo"},
+        {"role": "system", "content": "late"},
+        {"role": "user", "content": "3"},
+    ],
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": ["é<"]}}}]
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Any:
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({BOS: 0, EOS: 1}, []))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=BOS, eos_token=EOS)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("chat", range(len(CHATS)))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"add_generation_prompt": False},
+        {"tools": TOOLS},
+        {"enable_thinking": False, "documents": [{"title": "A", "text": "<x> ü"}]},
+    ],
+)
+def test_prompt_equals_transformers(name: str, chat: int, options: dict[str, Any], oracle: Any) -> None:
+    ours = ChatTemplate(TEMPLATES[name], BOS, EOS).render(CHATS[chat], **options)
+    theirs = oracle.apply_chat_template(
+        CHATS[chat], chat_template=TEMPLATES[name], tokenize=False, **{"add_generation_prompt": True, **options}
+    )
+    assert ours == theirs
+    assert ours
+
+
+def test_smollm_prompt_equals_transformers(builtin_metadata: dict[str, Any], oracle: Any) -> None:
+    source = builtin_metadata["tokenizer.chat_template"]
+    for chat in CHATS:
+        theirs = oracle.apply_chat_template(chat, chat_template=source, tokenize=False, add_generation_prompt=True)
+        assert ChatTemplate(source, BOS, EOS).render(chat) == theirs
+    assert "You are a helpful AI assistant named SmolLM" in ChatTemplate(source, BOS, EOS).render(CHATS[0])
+
+
+def test_text_parts_are_joined_and_absent_fields_stay_absent() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}|{{ m.name is defined }};{% endfor %}", "", "")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "user", "content": parts, "name": None}, {"role": "assistant", "content": None}]
+    assert template.render(messages) == "a\nb|False;|False;"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([{"type": "image_url", "image_url": {"url": "x"}}], r"messages\[1\]\.content has a part of type 'image_url'"),
+        ([{"type": "text"}], "part of type 'text'"),
+        (["bare"], "part of type 'bare'"),
+        (7, "content is 7; it must be a string"),
+    ],
+)
+def test_content_that_is_not_text_is_refused(content: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        ChatTemplate("{{ messages }}", "", "").render([{"role": "user", "content": "x"}, {"content": content}])
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("a\n{% if %}", "Expected an expression.*line 2"),
+        ("{{ nosuch.field }}", "'nosuch' is undefined"),
+        ("{{ messages[0].content + 1 }}", "str"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe|not safely callable"),
+        ("{{ raise_exception.__globals__.x }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ lipsum(9) }}", "undefined"),
+        ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
+    ],
+)
+def test_failing_template_tells_its_own_words(source: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        ChatTemplate(source, "", "").render([{"role": "user", "content": "x"}])
+    assert caught.value.param == "messages"
+
+
+def test_output_is_bounded() -> None:
+    source = "{% set s = 'x' * 100000 %}{% for i in range(100000) %}{{ s }}{% endfor %}"
+    with pytest.raises(InvalidRequestError, match=f"{MAX_PROMPT_CHARS:,} characters"):
+        ChatTemplate(source, "", "").render([])
+
+
+def test_variables_of_the_caller_cannot_replace_the_messages() -> None:
+    template = ChatTemplate("{{ messages | length }}{{ self_made }}{{ self is defined }}", "", "")
+    assert template.render([{"content": "x"}], messages=[], self_made=7, self=1) == "17True"
+
+
+def test_strftime_now_formats_the_present() -> None:
+    assert ChatTemplate("{{ strftime_now('%Y') }}", "", "").render([]) == str(datetime.datetime.now().year)
