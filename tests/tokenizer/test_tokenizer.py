@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -202,6 +203,17 @@ def test_threads_get_the_same_ids(smollm: Tokenizer) -> None:
     alone = [smollm.encode(t) for t in texts]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(smollm.encode, texts * 3)) == alone * 3
+
+
+def test_a_long_text_does_not_stall_other_threads(smollm: Tokenizer) -> None:
+    long = ESSAY.read_text() * 60
+    beats = 0
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(smollm.encode, long)
+        while not done.done():
+            time.sleep(0.001)
+            beats += 1
+    assert beats > 5  # an encoder that kept the interpreter lock would allow one or two
 
 
 def test_end_of_generation_ids_come_from_keys_and_from_control_texts(tiny_metadata: TinyMetadata) -> None:

@@ -6,6 +6,7 @@ family and merged by the `tokenizers` library. It does not know chat templates o
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -99,19 +100,24 @@ class Tokenizer(Vocabulary):
         parse_special: special tokens written in the text become those tokens; else they are ordinary characters.
         """
         text = _LONE_SURROGATE.sub("\ufffd", text)
-        ids: list[int] = []
+        plain: list[str] = []
+        special: list[int] = []
         at = 0
         for match in (self._matched if parse_special else self._always_matched).finditer(text):
-            ids += self._encode_plain(text[at : match.start()])
-            ids.append(self._ids[match.group()])
+            plain.append(text[at : match.start()])
+            special.append(self._ids[match.group()])
             at = match.end()
-        ids += self._encode_plain(text[at:])
+        plain.append(text[at:])
+        ids: list[int] = []
+        # The batch call, unlike `encode`, releases the interpreter lock: a long prompt must not stall other streams.
+        encodings = self._bpe.encode_batch_fast(plain, add_special_tokens=False)
+        for encoding, next_id in itertools.zip_longest(encodings, special):
+            ids += encoding.ids
+            if next_id is not None:
+                ids.append(next_id)
         if add_special_tokens and self.add_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self.bos_token_id)
         return ids
-
-    def _encode_plain(self, text: str) -> list[int]:
-        return self._bpe.encode(text, add_special_tokens=False).ids if text else []
 
     def _build_bpe(self, kind: PreTokenizer, merges: list[str]) -> tokenizers.Tokenizer:
         # Imported here: the engine process needs only the byte table.
