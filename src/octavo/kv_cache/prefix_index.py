@@ -58,10 +58,6 @@ class PrefixIndex:
         self.root = PrefixNode(None, None, -1)
         self._node_of_block: dict[int, PrefixNode] = {}
 
-    def __len__(self) -> int:
-        """The number of READY nodes."""
-        return len(self._node_of_block)
-
     def match(self, tokens: Sequence[int], extra_key: Hashable) -> PrefixMatch:
         """The longest prefix of READY blocks, leaving at least the last token to be computed (it gives the logits)."""
         node, blocks = self.root, []

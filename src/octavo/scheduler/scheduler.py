@@ -30,6 +30,7 @@ class SchedulerConfig:
     max_num_seqs: int  # running at once
     max_num_batched_tokens: int  # a step's budget
     max_model_len: int  # tokens of a sequence, prompt and output
+    long_prefill_token_threshold: int = 0  # most tokens of one sequence in a step, so that others can pass; 0: no limit
 
 
 @dataclass(slots=True)
@@ -136,30 +137,23 @@ class Scheduler:
         Those that lack only one token have their place in the budget before prompts get the rest. A victim comes after
         the sequence that needs its blocks, or is that sequence, so nothing that is in the plan is taken out again.
         """
-        num_preemptions = self.num_preemptions
         num_decoding = sum(_num_lacking(seq) == 1 for seq in self._running)
         i = 0
         while i < len(self._running):
             seq = self._running[i]
             i += 1
-            count = _num_lacking(seq)
-            if count == 1:
+            if _num_lacking(seq) == 1:
                 num_decoding -= 1
                 count = min(1, step.budget)
             else:
-                count = min(count, max(0, step.budget - num_decoding))
+                count = self._chunk(seq, step.budget - num_decoding)
             while count and not self._cache.grow(seq, seq.num_computed_tokens + count):
                 victim = self._running.pop()
+                self._preempt(victim)
                 if victim is seq:
                     count = 0
-                elif _num_lacking(victim) == 1:
-                    num_decoding -= 1
-                self._preempt(victim)
             if count:
                 self._plan(step, seq, count)
-        if not step.scheduled and self.num_preemptions > num_preemptions:
-            # All that had a place in the budget had to go: it is free for the prompts before them.
-            self._schedule_running(step)
 
     def _schedule_waiting(self, step: _Step) -> None:
         """Admit in order of arrival, passing only those that wait for a prefix which is being computed."""
@@ -175,7 +169,11 @@ class Scheduler:
             del self._waiting[i]
             seq.status = SequenceStatus.RUNNING
             insort(self._running, seq, key=_arrival)
-            self._plan(step, seq, min(_num_lacking(seq), step.budget))
+            self._plan(step, seq, self._chunk(seq, step.budget))
+
+    def _chunk(self, seq: Sequence, budget: int) -> int:
+        num_lacking = _num_lacking(seq)
+        return max(0, min(num_lacking, self.config.long_prefill_token_threshold or num_lacking, budget))
 
     def _plan(self, step: _Step, seq: Sequence, count: int) -> None:
         first = seq.num_computed_tokens
