@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tests.tokenizer.texts import difficult_texts
 
 from octavo.weights.builtin import INSTALL_HINT, find_builtin_model
 from octavo.weights.gguf import GGUFFile
@@ -34,16 +35,18 @@ def builtin_metadata(builtin_path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def trained() -> tuple[list[str], list[tuple[str, str]]]:
-    """A vocabulary in order of ids, and its merges."""
+    """A vocabulary in order of ids, and its merges.
+
+    Trained on uncut text, so that merges reach over every border that a pre-tokenizer might draw or forget.
+    """
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=900,
+        vocab_size=3000,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    text = ESSAY.read_text()
-    bpe.train_from_iterator([text, "日本語 한국어 русский é 😀 12 345 \n\n \t\t   " * 50, text.upper()], trainer)
+    bpe.train_from_iterator([*difficult_texts(600, seed=2), *difficult_texts(600, seed=2)], trainer)
     vocab = bpe.get_vocab()
     merges = json.loads(bpe.to_str())["model"]["merges"]
     return sorted(vocab, key=vocab.__getitem__), [(left, right) for left, right in merges]

@@ -198,6 +198,18 @@ def test_surrogates_and_odd_text_never_crash(smollm: Tokenizer) -> None:
         assert isinstance(smollm.encode(text), list)
 
 
+def test_doubled_and_undecodable_tokens_do_no_harm(tiny_metadata: TinyMetadata) -> None:
+    base = tiny_metadata()
+    metadata = {
+        **base,
+        "tokenizer.ggml.tokens": [*base["tokenizer.ggml.tokens"], "a", "\udcff\udcfe"],
+        "tokenizer.ggml.token_type": [*base["tokenizer.ggml.token_type"], 1, 1],
+    }
+    ours = Tokenizer.from_gguf(metadata)
+    assert ours.encode("a") == [ours.texts.index("a")]  # the first of two equal tokens
+    assert ours.token_bytes[-1] == b"\xff\xfe"
+
+
 def test_threads_get_the_same_ids(smollm: Tokenizer) -> None:
     texts = difficult_texts(400, seed=3)
     alone = [smollm.encode(t) for t in texts]

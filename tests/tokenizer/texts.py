@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 PIECES = [
-    "Hello", " world", "the quick brown fox", "can't", "I'LL", "we'Ve", "'s", "''", "don’t", "O'Neill's",
+    "Hello", " world", "the quick brown fox", "can't", "I'LL", "We'VEry", "'Sx", "we'Ve", "'s", "''", "don’t",
+    "O'Neill's",
     " ", "  ", "     ", "\t", "\t\t", "\n", "\n\n", "\r\n", "\r", " \n ", "\n   \n", "\u00a0", "\u2003", "\u3000",
     "\u200b", "0", "7", "42", "123", "1234567890", "3.14159", "1,000,000",
     "٣٤٥", "५६", "Ⅳ", "½", "x²", "①", "10e-5", "0x1F",
