@@ -1,0 +1,347 @@
+// Sampling of one row: penalties, filters and the draw, as src/octavo/runner/sampling.py specifies.
+//
+// Nothing is sorted. One pass finds the maximum of each lane of each chunk; these maxima bound the k-th best logit from
+// below, so that a second pass can gather a few candidates, among which a quickselect by count or by mass finds where
+// top-k and top-p cut. What a row needs depends on its own parameters and logits only.
+namespace octavo::OCTAVO_ISA {
+
+struct Candidate {
+  float logit;
+  int32_t id;
+  float weight;
+};
+
+struct SampleMemory {  // the parts of a thread's scratch, for `chunks` chunks
+  double *sums;           // [chunks]
+  float *maxima;          // [chunks * kLanes]
+  float *raw;             // [chunks * kSampleChunk]
+  float *weights;         // [chunks * kSampleChunk]
+  Candidate *candidates;  // [chunks * kSampleChunk + 1]
+};
+
+static SampleMemory sample_memory(SampleScratch *scratch, int vocab) {
+  size_t chunks = sample_chunks(vocab), ids = chunks * kSampleChunk;
+  SampleMemory m;
+  m.raw = reinterpret_cast<float *>(scratch);
+  m.weights = m.raw + ids;
+  m.maxima = m.weights + ids;
+  m.sums = reinterpret_cast<double *>(m.maxima + chunks * kLanes);
+  m.candidates = reinterpret_cast<Candidate *>(m.sums + chunks);
+  return m;
+}
+
+static constexpr float kLargest = 3.402823466e38f;  // the largest float: what +infinity counts as
+static constexpr float kNothing = -__builtin_inff();
+
+// NaN counts as -infinity, so every other comparison in this file is among numbers.
+OCTAVO_INLINE float clean(float x) { return x > kLargest ? kLargest : (x == x ? x : kNothing); }
+OCTAVO_INLINE F32 clean(F32 x) { return vmin(where_less(set1(kNothing), x, x, set1(kNothing)), set1(kLargest)); }
+
+// Lanes i.. of n logits; -infinity past the end.
+OCTAVO_INLINE F32 load_logits(const float *x, int i, int n) {
+  if (i + kLanes <= n) return clean(load(x + i));
+  int rest = n > i ? n - i : 0;
+  return where_less(lane_index(), set1(static_cast<float>(rest)), clean(load_n(x + i, rest)), set1(kNothing));
+}
+
+// Philox4x32-10: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC'11). `counter` becomes the output.
+static void philox4x32(uint32_t counter[4], uint32_t key0, uint32_t key1) {
+  for (int round = 0; round < 10; round++) {
+    uint64_t a = static_cast<uint64_t>(counter[0]) * 0xD2511F53u, b = static_cast<uint64_t>(counter[2]) * 0xCD9E8D57u;
+    counter[0] = static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key0;
+    counter[2] = static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key1;
+    counter[1] = static_cast<uint32_t>(b);
+    counter[3] = static_cast<uint32_t>(a);
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+}
+
+static double uniform(uint64_t seed, uint32_t position, uint32_t sample_index) {
+  uint32_t c[4] = {position, sample_index, 0, 0};  // the third word is 0 for the stream of token draws
+  philox4x32(c, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+  return static_cast<double>((static_cast<uint64_t>(c[0]) << 32 | c[1]) >> 11) * 0x1p-53;
+}
+
+// The maximum of each lane of each chunk, and of the row.
+static float lane_maxima(const float *x, int n, float *maxima) {
+  F32 best = set1(kNothing);
+  for (int start = 0; start < n; start += kSampleChunk) {
+    F32 a = set1(kNothing), b = a;
+    if (start + kSampleChunk <= n) {
+      // vmax returns its second operand where the first is NaN; two chains hide its latency.
+      for (int i = start; i < start + kSampleChunk; i += 2 * kLanes) {
+        a = vmax(load(x + i), a);
+        b = vmax(load(x + i + kLanes), b);
+      }
+    } else {
+      for (int i = start; i < n; i += kLanes) a = vmax(load_logits(x, i, n), a);
+    }
+    a = vmin(vmax(a, b), set1(kLargest));
+    store(maxima + start / kSampleChunk * kLanes, a);
+    best = vmax(best, a);
+  }
+  return reduce_max(best);
+}
+
+// The lowest id whose logit is `best`, the row's maximum.
+static int first_of(const float *x, int n, const float *maxima, float best) {
+  int lane = 0;
+  while (maxima[lane] != best) lane++;
+  int i = lane / kLanes * kSampleChunk;
+  while (i < n - 1 && clean(x[i]) != best) i++;
+  return i;
+}
+
+// The order of all rankings: by logit, descending; ties by lower id.
+OCTAVO_INLINE bool before(const Candidate &a, const Candidate &b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
+
+// Candidates with a logit of at least `threshold`, in ascending order of id.
+static int gather(const float *x, int n, const float *maxima, float threshold, Candidate *out) {
+  int count = 0;
+  for (int start = 0; start < n; start += kSampleChunk) {
+    if (reduce_max(load(maxima + start / kSampleChunk * kLanes)) < threshold) continue;
+    int end = start + kSampleChunk < n ? start + kSampleChunk : n;
+    for (int i = start; i < end; i += kLanes) {
+      if (reduce_max(load_logits(x, i, n)) < threshold) continue;
+      int stop = i + kLanes < end ? i + kLanes : end;
+      for (int id = i; id < stop; id++) {
+        float logit = clean(x[id]);
+        out[count] = {logit, id, 1.0f};
+        count += logit >= threshold;
+      }
+    }
+  }
+  return count;
+}
+
+OCTAVO_INLINE void swap_candidates(Candidate &a, Candidate &b) {
+  Candidate t = a;
+  a = b;
+  b = t;
+}
+
+// Quickselect by mass: moves to the front the shortest run of best candidates whose weights reach `target` (> 0), in no
+// order except that its last is its worst. Returns its length: all n if they do not reach the target.
+static int take_best(Candidate *c, int n, double target) {
+  double mass = 0;  // of [0, lo)
+  int lo = 0, hi = n;
+  while (hi - lo > 1) {
+    int middle = lo + (hi - lo) / 2, last = hi - 1;
+    if (before(c[middle], c[lo])) swap_candidates(c[middle], c[lo]);
+    if (before(c[last], c[lo])) swap_candidates(c[last], c[lo]);
+    if (before(c[middle], c[last])) swap_candidates(c[middle], c[last]);
+    Candidate pivot = c[last];  // the median of the three
+    int split = lo;
+    double left = 0;
+    for (int i = lo; i < last; i++) {
+      if (!before(c[i], pivot)) continue;
+      left += c[i].weight;
+      swap_candidates(c[i], c[split++]);
+    }
+    swap_candidates(c[split], c[last]);
+    if (mass + left >= target) {
+      hi = split;
+    } else if (mass + left + pivot.weight >= target) {
+      return split + 1;
+    } else {
+      mass += left + pivot.weight;
+      lo = split + 1;
+    }
+  }
+  return hi;
+}
+
+// A logit that at least k ids reach: the k-th best of the lane maxima (-infinity if there are fewer).
+static float bound_of_best(const float *maxima, int lanes, int k, Candidate *work) {
+  if (k > lanes) return kNothing;
+  for (int i = 0; i < lanes; i++) work[i] = {maxima[i], i, 1.0f};
+  return work[take_best(work, lanes, k) - 1].logit;
+}
+
+// weights[i] = e^((x[i] - best) / temperature), 0 where x[i] < cutoff; chunk sums in `sums`. Returns their total.
+// x and weights may be the same memory.
+static double weigh(const float *x, int n, float best, float temperature, float cutoff, float *weights, double *sums) {
+  F32 top = set1(best), scale = set1(1.0f / temperature), least = set1(cutoff);
+  double total = 0;
+  for (int start = 0; start < n; start += kSampleChunk) {
+    F32 sum = zero();
+    for (int i = start; i < start + kSampleChunk && i < n; i += kLanes) {
+      F32 logit = load_logits(x, i, n);
+      F32 weight = where_less(logit, least, zero(), exp((logit - top) * scale));
+      store(weights + i, weight);
+      sum = sum + weight;
+    }
+    sums[start / kSampleChunk] = reduce_add(sum);
+    total += sums[start / kSampleChunk];
+  }
+  return total;
+}
+
+// Inverse CDF: the first of n weights at which the running sum exceeds u * total.
+static int draw(const float *weights, int n, const double *sums, double total, double u) {
+  double target = u * total, running = 0;
+  int chunk = 0;
+  // A chunk without weight is never chosen, even where rounding lets the sums end at the target.
+  for (int c = 0; c * kSampleChunk < n; c++) {
+    if (!(sums[c] > 0)) continue;
+    if (c > chunk) running += sums[chunk];
+    chunk = c;
+    if (running + sums[c] > target) break;
+  }
+  int chosen = 0, end = (chunk + 1) * kSampleChunk < n ? (chunk + 1) * kSampleChunk : n;
+  for (int i = chunk * kSampleChunk; i < end; i++) {
+    if (!(weights[i] > 0)) continue;
+    chosen = i;
+    running += weights[i];
+    if (running > target) break;
+  }
+  return chosen;
+}
+
+static double weigh_candidates(const Candidate *c, int n, float best, float temperature, const SampleMemory &m) {
+  for (int i = 0; i < n; i++) m.weights[i] = c[i].logit;
+  return weigh(m.weights, n, best, temperature, kNothing, m.weights, m.sums);
+}
+
+// Puts the survivors of top-k and top-p into m.candidates in ascending order of id. Returns how many.
+static int filter(const float *x, int n, float best, float temperature, float cutoff, int top_k, float top_p,
+                  const SampleMemory &m) {
+  Candidate *c = m.candidates;
+  int count;
+  if (top_k > 0 && top_k < n) {
+    float bound = bound_of_best(m.maxima, sample_chunks(n) * kLanes, top_k, c);
+    count = take_best(c, gather(x, n, m.maxima, bound > cutoff ? bound : cutoff, c), top_k);
+    if (top_p < 1) {
+      double total = weigh_candidates(c, count, best, temperature, m);
+      for (int i = 0; i < count; i++) c[i].weight = m.weights[i];
+      count = take_best(c, count, static_cast<double>(top_p) * total);
+    }
+  } else {
+    double total = weigh(x, n, best, temperature, cutoff, m.weights, m.sums);
+    // All ids with less than this weight have together at most half of what top-p may leave out.
+    double least = 0.5 * (1.0 - static_cast<double>(top_p)) * total / n;
+    float bound = static_cast<float>(best + temperature * log(least));
+    count = gather(x, n, m.maxima, bound > cutoff ? bound : cutoff, c);
+    for (int i = 0; i < count; i++) c[i].weight = m.weights[c[i].id];
+    count = take_best(c, count, static_cast<double>(top_p) * total);
+  }
+  Candidate worst = c[count - 1];
+  int gathered = gather(x, n, m.maxima, worst.logit, c);
+  count = 0;
+  for (int i = 0; i < gathered; i++)
+    if (!before(worst, c[i])) c[count++] = c[i];
+  return count;
+}
+
+static void mask_and_penalise(const SampleArgs &args, int row, float *x) {
+  uint32_t vocab = static_cast<uint32_t>(args.vocab);
+  for (int i = args.mask_offsets[row]; i < args.mask_offsets[row + 1]; i++)
+    if (static_cast<uint32_t>(args.mask_ids[i]) < vocab) x[args.mask_ids[i]] = kNothing;
+  float repetition = args.repetition_penalty[row];
+  for (int i = args.penalty_offsets[row]; i < args.penalty_offsets[row + 1]; i++) {
+    if (static_cast<uint32_t>(args.penalty_ids[i]) >= vocab) continue;
+    float &logit = x[args.penalty_ids[i]];
+    float y = clean(logit), count = static_cast<float>(args.output_counts[i]);
+    y = y > 0 ? y / repetition : y * repetition;
+    y -= count * args.frequency_penalty[row];
+    if (count > 0) y -= args.presence_penalty[row];
+    logit = y;
+  }
+}
+
+static int lowest_unmasked(const SampleArgs &args, int row) {
+  for (int id = 0; id < args.vocab; id++) {
+    int i = args.mask_offsets[row];
+    while (i < args.mask_offsets[row + 1] && args.mask_ids[i] != id) i++;
+    if (i == args.mask_offsets[row + 1]) return id;
+  }
+  return 0;
+}
+
+static int choose(const SampleArgs &args, int row, const float *x, const SampleMemory &m) {
+  int n = args.vocab;
+  float best = lane_maxima(x, n, m.maxima), temperature = args.temperature[row];
+  if (best == kNothing) return lowest_unmasked(args, row);
+  if (temperature < 1e-5f) return first_of(x, n, m.maxima, best);
+
+  float cutoff = -kLargest, min_p = args.min_p[row], top_p = args.top_p[row];
+  int top_k = args.top_k[row];
+  if (min_p > 0) {
+    float least = static_cast<float>(best + temperature * log(static_cast<double>(min_p)));
+    if (least > cutoff) cutoff = least;
+  }
+  double u = uniform(args.seed[row], args.position[row], args.sample_index[row]);
+  if ((top_k > 0 && top_k < n) || top_p < 1) {
+    int count = filter(x, n, best, temperature, cutoff, top_k, top_p, m);
+    double total = weigh_candidates(m.candidates, count, best, temperature, m);
+    return m.candidates[draw(m.weights, count, m.sums, total, u)].id;
+  }
+  double total = weigh(x, n, best, temperature, cutoff, m.weights, m.sums);
+  return draw(m.weights, n, m.sums, total, u);
+}
+
+struct LogSum {  // a logit's log-probability is (logit - best) - log_sum; kept apart, as huge logits would swallow a sum
+  double best, log_sum;
+  float logprob(float logit) const { return static_cast<float>(logit - best - log_sum); }
+};
+
+// The best ids of the raw logits.
+static LogSum write_top_logprobs(const SampleArgs &args, int row, const float *x, const SampleMemory &m) {
+  int n = args.vocab, wanted = args.num_logprobs[row], k = wanted < n ? wanted : n;
+  float best = lane_maxima(x, n, m.maxima);
+  LogSum all{0, 0};  // if nothing is above -infinity, every log-probability is -infinity
+  if (best > kNothing) all = {best, log(weigh(x, n, best, 1.0f, kNothing, m.weights, m.sums))};
+  int32_t *ids = args.top_ids + static_cast<int64_t>(row) * args.max_logprobs;
+  float *logprobs = args.top_logprobs + static_cast<int64_t>(row) * args.max_logprobs;
+  for (int i = k; i < wanted; i++) ids[i] = -1, logprobs[i] = kNothing;
+  if (k == 0) return all;
+
+  Candidate *c = m.candidates;
+  float bound = bound_of_best(m.maxima, sample_chunks(n) * kLanes, k, c);
+  int gathered = gather(x, n, m.maxima, bound, c);
+  take_best(c, gathered, k);
+  for (int i = 1; i < k; i++)
+    for (int j = i; j > 0 && before(c[j], c[j - 1]); j--) swap_candidates(c[j], c[j - 1]);
+  for (int i = 0; i < k; i++) {
+    ids[i] = c[i].id;
+    logprobs[i] = all.logprob(c[i].logit);
+  }
+  return all;
+}
+
+// 1 + the number of larger logits. Counts are exact in float: fewer than 2^24 ids.
+static int32_t rank_of(const float *x, int n, float logit) {
+  F32 larger = zero();
+  for (int i = 0; i < n; i += kLanes)
+    larger = larger + where_less(set1(logit), load_logits(x, i, n), set1(1.0f), zero());
+  return 1 + static_cast<int32_t>(reduce_add(larger));
+}
+
+static void sample_row(const SampleArgs &args, int row, SampleScratch *scratch) {
+  SampleMemory m = sample_memory(scratch, args.vocab);
+  float *x = args.logits + row * args.stride, *raw = x;
+  bool edits = args.mask_offsets[row] < args.mask_offsets[row + 1] ||
+               args.penalty_offsets[row] < args.penalty_offsets[row + 1];
+  bool logprobs = args.num_logprobs[row] >= 0;
+  LogSum all{0, 0};
+  if (logprobs) {
+    all = write_top_logprobs(args, row, x, m);
+    if (edits) {
+      std::memcpy(m.raw, x, args.vocab * sizeof(float));
+      raw = m.raw;
+    }
+  }
+  if (edits) mask_and_penalise(args, row, x);
+  int token = choose(args, row, x, m);
+  args.token[row] = token;
+  if (logprobs) {
+    float logit = clean(raw[token]);
+    args.logprob[row] = all.logprob(logit);
+    args.rank[row] = rank_of(raw, args.vocab, logit);
+  }
+}
+
+}  // namespace octavo::OCTAVO_ISA

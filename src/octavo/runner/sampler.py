@@ -1,0 +1,172 @@
+"""The sampling state of each sequence, and the arrays that hand one step's rows to a backend's `sample`.
+
+It does not know what the arrays mean (`sampling` specifies that), where the logits are, or which sequences exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from octavo.core.records import MAX_LOGPROBS, SamplingParams, TokenLogprobs
+from octavo.runner.sampling import Array, SampleArrays
+
+
+class NativeSample(Protocol):
+    """Samples the first `rows` rows of logits that the callee holds, into the last five arrays.
+
+    `arrays` are the fields of SampleArrays in order, C-contiguous; they may be longer than `rows`.
+    """
+
+    def __call__(self, rows: int, /, *arrays: Array) -> None: ...
+
+
+class SamplerState:
+    """What sampling must remember of one sequence: nothing as long as the vocabulary, and most often only a count.
+
+    `sample_index` says which of a request's n samples this is. `params.seed` must not be None.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        eos_token_ids: Sequence[int],
+        *,
+        sample_index: int = 0,
+    ) -> None:
+        assert params.seed is not None, "the door resolves seeds"
+        self.params = params
+        self.seed = params.seed % 2**64
+        self.sample_index = sample_index
+        self.position = 0  # number of output tokens
+        self.num_logprobs = -1 if params.logprobs is None else params.logprobs
+        self._stop_ids: Array = np.empty(0, np.int32)
+        if params.min_tokens > 0:
+            self._stop_ids = np.array(sorted({*eos_token_ids, *params.stop_token_ids}), np.int32)
+        # Ids that occurred, each with its slot in the arrays; their counts in the output.
+        self.penalised = params.has_penalties
+        self._slots: dict[int, int] = {}
+        self._ids: Array = np.empty(0, np.int32)
+        self._counts: Array = np.empty(0, np.int32)
+        if params.repetition_penalty != 1:
+            self._slots = {token: slot for slot, token in enumerate(dict.fromkeys(prompt_token_ids))}
+            self._ids = np.fromiter(self._slots, np.int32, len(self._slots))
+            self._counts = np.zeros(len(self._slots), np.int32)
+
+    def append(self, token_id: int) -> None:
+        """Tells of the next output token."""
+        self.position += 1
+        if not self.penalised:
+            return
+        slot = self._slots.setdefault(token_id, len(self._slots))
+        if slot == len(self._ids):
+            grown = max(16, 2 * slot)
+            self._ids = np.resize(self._ids, grown)
+            self._counts = np.concatenate((self._counts, np.zeros(grown - slot, np.int32)))
+        self._ids[slot] = token_id
+        self._counts[slot] += 1
+
+    @property
+    def occurred(self) -> tuple[Array, Array]:
+        """Ids to penalise and their counts in the output, int32 [n] each, in order of first occurrence."""
+        return self._ids[: len(self._slots)], self._counts[: len(self._slots)]
+
+    @property
+    def masked(self) -> Array:
+        """Ids that must not come next, int32 [n]: whatever could stop a sequence shorter than min_tokens."""
+        return self._stop_ids if self.position < self.params.min_tokens else self._stop_ids[:0]
+
+
+class Sampler:
+    """Reusable arrays for up to `max_rows` rows and `max_logprobs` alternatives each.
+
+    A row keeps what it was told of a sequence, so a sequence that samples in the same row as in the step before costs
+    one comparison and its position.
+    """
+
+    def __init__(self, max_rows: int, max_logprobs: int = MAX_LOGPROBS) -> None:
+        self.max_rows = max_rows
+        self.max_logprobs = max_logprobs
+        self._occupants: list[SamplerState | None] = [None] * max_rows
+        f32, i32 = np.float32, np.int32
+        self._arrays = SampleArrays(
+            temperature=np.zeros(max_rows, f32),
+            top_k=np.zeros(max_rows, i32),
+            top_p=np.ones(max_rows, f32),
+            min_p=np.zeros(max_rows, f32),
+            repetition_penalty=np.ones(max_rows, f32),
+            presence_penalty=np.zeros(max_rows, f32),
+            frequency_penalty=np.zeros(max_rows, f32),
+            seed=np.zeros(max_rows, np.uint64),
+            position=np.zeros(max_rows, np.uint32),
+            sample_index=np.zeros(max_rows, np.uint32),
+            num_logprobs=np.full(max_rows, -1, i32),
+            penalty_offsets=np.zeros(max_rows + 1, i32),
+            penalty_ids=np.empty(0, i32),
+            output_counts=np.empty(0, i32),
+            mask_offsets=np.zeros(max_rows + 1, i32),
+            mask_ids=np.empty(0, i32),
+            token=np.zeros(max_rows, i32),
+            logprob=np.zeros(max_rows, f32),
+            rank=np.zeros(max_rows, i32),
+            top_ids=np.zeros((max_rows, max_logprobs), i32),
+            top_logprobs=np.zeros((max_rows, max_logprobs), f32),
+        )
+
+    def run(
+        self, native_sample: NativeSample, logits_rows: int, states: Sequence[SamplerState]
+    ) -> list[tuple[int, TokenLogprobs | None]]:
+        """Samples one token for each of `states`, whose logits are rows 0.. of the backend's `logits_rows` rows.
+
+        The caller tells the states of the tokens (`append`): a token may yet be discarded.
+        """
+        assert logits_rows == len(states) <= self.max_rows
+        a = self._arrays
+        for row, state in enumerate(states):
+            if self._occupants[row] is not state:
+                self._seat(row, state)
+        a.position[:logits_rows] = [state.position for state in states]
+        if any(state.penalised for state in states):
+            occurred = [state.occurred for state in states]
+            a = a._replace(
+                penalty_offsets=_offsets([len(ids) for ids, _ in occurred]),
+                penalty_ids=np.concatenate([ids for ids, _ in occurred]),
+                output_counts=np.concatenate([counts for _, counts in occurred]),
+            )
+        if any(state.position < state.params.min_tokens for state in states):
+            masked = [state.masked for state in states]
+            a = a._replace(mask_offsets=_offsets([len(ids) for ids in masked]), mask_ids=np.concatenate(masked))
+        native_sample(logits_rows, *a)
+        tokens = a.token[:logits_rows].tolist()
+        return [
+            (token, self._logprobs(row, state.num_logprobs) if state.num_logprobs >= 0 else None)
+            for row, (token, state) in enumerate(zip(tokens, states, strict=True))
+        ]
+
+    def _seat(self, row: int, state: SamplerState) -> None:
+        assert state.num_logprobs <= self.max_logprobs
+        a, params = self._arrays, state.params
+        self._occupants[row] = state
+        a.temperature[row] = 0.0 if params.greedy else params.temperature
+        a.top_k[row] = params.top_k
+        a.top_p[row] = params.top_p
+        a.min_p[row] = params.min_p
+        a.repetition_penalty[row] = params.repetition_penalty
+        a.presence_penalty[row] = params.presence_penalty
+        a.frequency_penalty[row] = params.frequency_penalty
+        a.seed[row] = state.seed
+        a.sample_index[row] = state.sample_index
+        a.num_logprobs[row] = state.num_logprobs
+
+    def _logprobs(self, row: int, wanted: int) -> TokenLogprobs:
+        a = self._arrays
+        ids = a.top_ids[row, :wanted].tolist()
+        count = wanted - ids.count(-1)
+        return TokenLogprobs(float(a.logprob[row]), int(a.rank[row]), ids[:count], a.top_logprobs[row, :count].tolist())
+
+
+def _offsets(lengths: list[int]) -> Array:
+    return np.cumsum([0, *lengths], dtype=np.int32)

@@ -1,0 +1,356 @@
+"""The native sampling kernel against its specification, for every instruction set that this machine can run.
+
+The kernel is compiled from csrc/ by itself here, with the flags of CMakeLists.txt, so that these tests need no installed
+build. Weights are float32 there and float64 here: where a token differs, the difference must be shown to come from a sum
+within TOLERANCE of the bound it is compared with, and that must be rare.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.runner.sampling import (
+    Array,
+    SampleArrays,
+    clean,
+    mask_and_penalise,
+    ranking,
+    sample,
+    survivors,
+    uniform,
+)
+
+CSRC = Path(__file__).parents[2] / "csrc"
+TOLERANCE = 3e-6  # relative; float32 exponentials and chunk sums
+AVX512_BF16 = ["avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16", "avx2", "fma", "f16c"]
+ISA_FLAGS = {"portable": [], "avx512_bf16": [f"-m{flag}" for flag in AVX512_BF16] + ["-mprefer-vector-width=512"]}
+BASE_FLAGS = "-std=c++20 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math"
+RUNNABLE = ["portable"]
+if "avx512_bf16" in Path("/proc/cpuinfo").read_text():
+    RUNNABLE.append("avx512_bf16")
+
+WRAPPER = """
+#define OCTAVO_ISA {isa}
+#include "simd_{isa}.h"
+#include "sampling.h"
+#include "kernels/math.inl"
+#include "kernels/sample.inl"
+extern "C" {{
+size_t scratch_bytes(int vocab) {{ return octavo::sample_scratch_bytes(vocab); }}
+void philox(uint32_t *counter, uint32_t k0, uint32_t k1) {{ octavo::OCTAVO_ISA::philox4x32(counter, k0, k1); }}
+void sample(const octavo::SampleArgs *args, void *scratch) {{
+  for (int row = 0; row < args->rows; row++)
+    octavo::OCTAVO_ISA::sample_row(*args, row, static_cast<octavo::SampleScratch *>(scratch));
+}}
+}}
+"""
+
+
+class SampleArgs(ctypes.Structure):
+    _fields_ = [  # noqa: RUF012
+        ("logits", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("vocab", ctypes.c_int),
+        ("rows", ctypes.c_int),
+        ("max_logprobs", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in SampleArrays._fields),
+    ]
+
+
+class Kernel:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.scratch_bytes.restype = ctypes.c_size_t
+
+    def philox(self, counter: list[int], key: list[int]) -> list[int]:
+        words = (ctypes.c_uint32 * 4)(*counter)
+        self._library.philox(words, ctypes.c_uint32(key[0]), ctypes.c_uint32(key[1]))
+        return list(words)
+
+    def sample(self, logits: Array, rows: int, *arrays: Array) -> None:
+        """As `sampling.sample`. The logits are copied; what lies past the end of a row, and in the scratch, is NaN."""
+        vocab = logits.shape[1]
+        padded = np.full((len(logits), vocab + 5), np.nan, np.float32)
+        padded[:, :vocab] = logits
+        assert all(a.flags.c_contiguous for a in arrays)
+        a = SampleArrays(*arrays)
+        size = self._library.scratch_bytes(vocab)
+        memory = np.full(size // 4 + 64, np.nan, np.float32)
+        guard = memory.view(np.uint32)
+        start = -memory.ctypes.data % 64 // 4
+        end = start + (size + 3) // 4
+        guard[end:] = 0xABCDEF
+        pointers = [x.ctypes.data for x in arrays]
+        args = SampleArgs(padded.ctypes.data, vocab + 5, vocab, rows, a.top_ids.shape[1], *pointers)
+        self._library.sample(ctypes.byref(args), ctypes.c_void_p(memory.ctypes.data + 4 * start))
+        assert (guard[end:] == 0xABCDEF).all(), "wrote past its scratch"
+        assert np.isnan(padded[:, vocab:]).all(), "wrote past its row"
+
+
+@functools.cache
+def build(isa: str, directory: Path) -> Kernel:
+    source, library = directory / f"{isa}.cpp", directory / f"{isa}.so"
+    source.write_text(WRAPPER.format(isa=isa))
+    flags = [*BASE_FLAGS.split(), *ISA_FLAGS[isa], "-shared", "-fPIC", f"-I{CSRC}"]
+    subprocess.run(["c++", *flags, str(source), "-o", str(library)], check=True)
+    symbols = subprocess.run(["nm", "-C", str(library)], check=True, capture_output=True, text=True).stdout
+    assert " W std::" not in symbols, "a standard template, compiled for one instruction set, would leak to the others"
+    return Kernel(ctypes.CDLL(str(library)))
+
+
+@pytest.fixture(scope="session")
+def kernel_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(params=RUNNABLE)
+def kernel(request: pytest.FixtureRequest, kernel_directory: Path) -> Kernel:
+    return build(request.param, kernel_directory)
+
+
+def greedy_arrays(rows: int, max_logprobs: int = 20) -> SampleArrays:
+    """Greedy, nothing penalised or masked, no logprobs; outputs hold what no row may yield."""
+    f32, i32 = np.float32, np.int32
+    return SampleArrays(
+        temperature=np.zeros(rows, f32),
+        top_k=np.zeros(rows, i32),
+        top_p=np.ones(rows, f32),
+        min_p=np.zeros(rows, f32),
+        repetition_penalty=np.ones(rows, f32),
+        presence_penalty=np.zeros(rows, f32),
+        frequency_penalty=np.zeros(rows, f32),
+        seed=np.arange(rows, dtype=np.uint64),
+        position=np.zeros(rows, np.uint32),
+        sample_index=np.zeros(rows, np.uint32),
+        num_logprobs=np.full(rows, -1, i32),
+        penalty_offsets=np.zeros(rows + 1, i32),
+        penalty_ids=np.zeros(0, i32),
+        output_counts=np.zeros(0, i32),
+        mask_offsets=np.zeros(rows + 1, i32),
+        mask_ids=np.zeros(0, i32),
+        token=np.full(rows, -7, i32),
+        logprob=np.full(rows, np.nan, f32),
+        rank=np.full(rows, -7, i32),
+        top_ids=np.full((rows, max_logprobs), -7, i32),
+        top_logprobs=np.full((rows, max_logprobs), np.nan, f32),
+    )
+
+
+def copied(arrays: SampleArrays) -> SampleArrays:
+    return SampleArrays(*(x.copy() for x in arrays))
+
+
+def random_logits(rng: np.random.Generator, rows: int, vocab: int) -> Array:
+    """Rows peaky to flat; some coarse (many ties), some with holes, infinities and NaN."""
+    logits = rng.normal(size=(rows, vocab)) * np.exp(rng.uniform(-3, 2.5, size=(rows, 1)))
+    for row in logits[rng.random(rows) < 0.2]:
+        np.round(row, out=row)
+    coarse = rng.random(rows) < 0.2
+    logits[coarse] = np.round(logits[coarse])
+    broken = rng.random(rows) < 0.1
+    for value in (np.nan, -np.inf, np.inf):
+        hit = (rng.random((rows, vocab)) < rng.choice([0.001, 0.3])) & broken[:, None]
+        logits[hit & (rng.random((rows, 1)) < 0.5)] = value
+    return logits.astype(np.float32)
+
+
+def random_arrays(rng: np.random.Generator, rows: int, vocab: int) -> SampleArrays:
+    def some(chance: float, values: Array, off: float) -> Array:
+        return np.where(rng.random(rows) < chance, values, off)
+
+    def ragged(most: int) -> tuple[Array, Array]:
+        lengths = np.where(rng.random(rows) < 0.3, rng.integers(0, most + 1, rows), 0)
+        ids = [rng.choice(np.arange(-2, vocab + 3), min(n, vocab), replace=False) for n in lengths]
+        offsets = np.cumsum([0, *map(len, ids)])
+        return offsets.astype(np.int32), np.concatenate(ids).astype(np.int32)
+
+    a = greedy_arrays(rows)
+    a.temperature[:] = some(0.85, rng.choice([1e-5, 0.1, 0.7, 1.0, 1.3, 2.0], rows), 0.0)
+    a.top_k[:] = some(0.5, rng.choice([1, 2, 20, 50, 300, vocab - 1, vocab, vocab + 9], rows), rng.choice([0, -1]))
+    a.top_p[:] = some(0.5, rng.choice([1e-6, 0.1, 0.5, 0.9, 0.95, 0.999], rows), 1.0)
+    a.min_p[:] = some(0.3, rng.choice([1e-4, 0.05, 0.5, 1.0], rows), 0.0)
+    a.repetition_penalty[:] = some(0.5, rng.uniform(0.5, 2, rows), 1.0)
+    a.presence_penalty[:] = some(0.5, rng.uniform(-2, 2, rows), 0.0)
+    a.frequency_penalty[:] = some(0.5, rng.uniform(-2, 2, rows), 0.0)
+    a.seed[:] = rng.integers(0, 2**64, rows, dtype=np.uint64)
+    a.position[:] = rng.integers(0, 10_000, rows)
+    a.sample_index[:] = rng.integers(0, 4, rows)
+    a.num_logprobs[:] = some(0.4, rng.integers(0, 21, rows), -1)
+    penalty_offsets, penalty_ids = ragged(30)
+    mask_offsets, mask_ids = ragged(4)
+    counts = rng.integers(0, 5, len(penalty_ids)).astype(np.int32)
+    return a._replace(
+        penalty_offsets=penalty_offsets,
+        penalty_ids=penalty_ids,
+        output_counts=counts,
+        mask_offsets=mask_offsets,
+        mask_ids=mask_ids,
+    )
+
+
+def rounding_explains(token: int, logits: Array, a: SampleArrays, row: int) -> bool:
+    """Whether `token` is what the specification yields when a sum within TOLERANCE of a bound falls on its other side."""
+    x = mask_and_penalise(clean(logits[row]), a, row)
+    if a.temperature[row] < np.float32(1e-5) or x.max() == -np.inf:
+        return False
+    u = uniform(int(a.seed[row]), int(a.position[row]), int(a.sample_index[row]))
+    wide = copied(a)
+    wide.top_p[row] = 1
+    before_top_p = survivors(x, wide, row)
+    order = ranking(x[before_top_p.ids])
+    mass = np.cumsum(before_top_p.weights[order]) / before_top_p.weights.sum()
+    p = a.top_p[row] if a.top_p[row] < 1 else 1.0
+    shortest = int(np.searchsorted(mass, p - TOLERANCE)) + 1
+    longest = min(int(np.searchsorted(mass, p + TOLERANCE)) + 1, mass.size)
+    if a.top_p[row] == 1:
+        shortest = longest = mass.size
+    for n in sorted({shortest, longest, len(survivors(x, a, row).ids)}):
+        kept = np.sort(order[:n])
+        ends = np.cumsum(before_top_p.weights[kept])
+        ends /= ends[-1]
+        at = np.flatnonzero(before_top_p.ids[kept] == token)
+        if at.size and (ends[at[0] - 1] if at[0] else 0.0) - TOLERANCE <= u <= ends[at[0]] + TOLERANCE:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [  # kat_vectors of Random123
+        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_native_philox_gives_the_published_answers(
+    kernel: Kernel, counter: list[int], key: list[int], expected: list[int]
+) -> None:
+    assert kernel.philox(counter, key) == expected
+
+
+@pytest.mark.parametrize(
+    ("vocab", "rows"),
+    [(1, 200), (7, 1000), (16, 500), (100, 3000), (511, 1000), (513, 1000), (1000, 2000), (3000, 1500), (49152, 60)],
+)
+def test_kernel_yields_what_the_specification_says(kernel: Kernel, vocab: int, rows: int) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = random_logits(rng, rows, vocab)
+    theirs = random_arrays(rng, rows, vocab)
+    ours = copied(theirs)
+    sample(logits, rows, *theirs)
+    kernel.sample(logits, rows, *ours)
+
+    differ = np.flatnonzero(ours.token != theirs.token)
+    unexplained = [int(row) for row in differ if not rounding_explains(int(ours.token[row]), logits, ours, row)]
+    assert unexplained == []
+    assert len(differ) <= max(1, rows // 500)
+    same = ours.token == theirs.token
+    np.testing.assert_array_equal(ours.rank[same], theirs.rank[same])
+    np.testing.assert_array_equal(ours.top_ids, theirs.top_ids)
+    np.testing.assert_allclose(ours.logprob[same], theirs.logprob[same], rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, rtol=2e-6, atol=2e-6)
+
+
+def test_a_row_gives_the_same_bits_alone_and_in_any_batch(kernel: Kernel) -> None:
+    rng = np.random.default_rng(5)
+    rows, vocab = 40, 2000
+    logits = random_logits(rng, rows, vocab)
+    together = random_arrays(rng, rows, vocab)
+    singles = copied(together)
+    kernel.sample(logits, rows, *together)
+    for row in rng.permutation(rows):
+        one = slice(row, row + 1)
+        fields = {name: getattr(singles, name) for name in SampleArrays._fields}
+        alone = {name: x[one].copy() for name, x in fields.items() if not name.endswith(("ids", "offsets", "counts"))}
+        alone |= {name: fields[name] for name in ("penalty_ids", "output_counts", "mask_ids")}
+        alone |= {name: fields[name][row : row + 2].copy() for name in ("penalty_offsets", "mask_offsets")}
+        alone["top_ids"] = singles.top_ids[one].copy()
+        a = SampleArrays(**alone)
+        kernel.sample(logits[one], 1, *a)
+        for name in ("token", "logprob", "rank", "top_ids", "top_logprobs"):
+            assert getattr(a, name).tobytes() == getattr(together, name)[one].tobytes(), name
+
+
+def test_greedy_takes_the_lowest_id_of_the_best_wherever_they_lie(kernel: Kernel) -> None:
+    vocab = 49152 - 3
+    rng = np.random.default_rng(1)
+    rows = 40
+    logits = rng.normal(size=(rows, vocab)).astype(np.float32)
+    first = rng.integers(0, vocab, rows)
+    first[:4] = [0, vocab - 1, 511, 512]
+    for row, lowest in enumerate(first):
+        later = rng.integers(lowest, vocab, 3)
+        logits[row, [lowest, *later]] = 50
+    a = greedy_arrays(rows)
+    kernel.sample(logits, rows, *a)
+    assert a.token.tolist() == first.tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_rows_yield_a_token_that_is_not_masked(kernel: Kernel, temperature: float) -> None:
+    logits = np.full((5, 600), np.nan, np.float32)
+    logits[1] = -np.inf
+    logits[2, 599] = -1e30
+    logits[3] = np.inf
+    a = greedy_arrays(5)
+    a.temperature[:] = temperature
+    a.num_logprobs[:] = 2
+    a = a._replace(mask_offsets=np.array([0, 3, 3, 3, 3, 3], np.int32), mask_ids=np.array([1, 0, 3], np.int32))
+    kernel.sample(logits, 5, *a)
+    assert a.token[:3].tolist() == [2, 0, 599]
+    assert temperature > 0 or a.token[3] == 0
+    assert a.top_ids.tolist()[4][:2] == [0, 1]
+    assert a.logprob.tolist()[2:4] == [0.0, pytest.approx(-np.log(600))]
+    assert (a.logprob[[0, 1, 4]] == -np.inf).all()
+
+
+CHI_SQUARE_CASES: dict[str, Callable[[SampleArrays], None]] = {
+    "plain": lambda a: None,
+    "warm": lambda a: a.temperature.fill(1.7),
+    "top_k": lambda a: a.top_k.fill(9),
+    "top_p": lambda a: a.top_p.fill(0.8),
+    "top_k_and_top_p": lambda a: (a.top_k.fill(20), a.top_p.fill(0.7))[0],
+    "min_p": lambda a: a.min_p.fill(0.1),
+}
+
+
+@pytest.mark.parametrize("case", CHI_SQUARE_CASES)
+def test_draws_follow_the_specified_distribution(kernel: Kernel, case: str) -> None:
+    draws, vocab = 20_000, 40
+    logits = np.random.default_rng(3).normal(size=vocab).astype(np.float32) * 1.5
+    a = greedy_arrays(draws)
+    a.temperature[:] = 1
+    CHI_SQUARE_CASES[case](a)
+    a.seed[:] = 11
+    a.position[:] = np.arange(draws)  # one request's successive tokens
+    kernel.sample(np.tile(logits, (draws, 1)), draws, *a)
+    expected = survivors(logits, a, 0)
+    counts = np.bincount(a.token, minlength=vocab)
+    assert counts.sum() == counts[expected.ids].sum()
+    want = expected.weights / expected.weights.sum() * draws
+    common = want >= 5
+    chi_square = (((counts[expected.ids] - want) ** 2 / want)[common]).sum()
+    freedom = common.sum() - 1
+    assert chi_square < freedom + 4 * np.sqrt(2 * freedom) + 4
+
+
+def test_top_k_and_top_p_keep_exactly_what_is_specified_when_all_logits_are_equal(kernel: Kernel) -> None:
+    draws, vocab = 3000, 5000
+    a = greedy_arrays(draws)
+    a.temperature[:] = 1
+    a.top_k[: draws // 2] = 13
+    a.top_p[draws // 2 :] = 12.5 / vocab
+    kernel.sample(np.ones((draws, vocab), np.float32), draws, *a)
+    for half in (slice(0, draws // 2), slice(draws // 2, draws)):
+        assert sorted(set(a.token[half].tolist())) == list(range(13))
