@@ -1,14 +1,12 @@
 """Typed messages over a local socket pair: 4 bytes little-endian length, then msgpack.
 
-Two ends with one wire format: `BlockingChannel` for the engine process, `AsyncChannel` for the HTTP process. Neither
-knows what a message means. A socket pair is used because its end tells a death at once, however the other side died.
+The wire format and the engine's end, `BlockingChannel`; the HTTP process's end is in `async_channel`. Neither knows what
+a message means. A socket pair is used because its end tells a death at once, however the other side died.
 """
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Callable
 
 import msgspec
 
@@ -20,7 +18,6 @@ RECEIVE_BYTES = 1 << 18
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 
 class ChannelClosedError(OctavoError):
@@ -83,44 +80,3 @@ class BlockingChannel:
             self._socket.sendall(encode_frame(message))
         except OSError as error:
             raise ChannelClosedError(f"the channel broke: {error}") from error
-
-
-class AsyncChannel(asyncio.Protocol):
-    """The HTTP process's end: `on_message` is called for each message, `on_closed` once when the engine is gone.
-
-    `send` never blocks: what the socket does not take at once waits in memory.
-    """
-
-    def __init__(self, on_message: Callable[[FromEngine], None], on_closed: Callable[[], None]) -> None:
-        self._on_message = on_message
-        self._on_closed = on_closed
-        self._frames = FrameBuffer()
-        self._transport: asyncio.WriteTransport | None = None
-
-    @classmethod
-    async def open(
-        cls, sock: socket.socket, on_message: Callable[[FromEngine], None], on_closed: Callable[[], None]
-    ) -> AsyncChannel:
-        channel = cls(on_message, on_closed)
-        await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
-        return channel
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        for payload in self._frames.feed(data):
-            self._on_message(_from_engine.decode(payload))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._on_closed()
-
-    def send(self, message: ToEngine) -> None:
-        assert self._transport is not None
-        self._transport.write(encode_frame(message))
-
-    def close(self) -> None:
-        """Sends what is still waiting, then closes."""
-        assert self._transport is not None
-        self._transport.close()

@@ -6,6 +6,8 @@ Knows nothing of HTTP or of text.
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 import subprocess
 from collections import deque
 from collections.abc import Sequence
@@ -14,9 +16,11 @@ from octavo.core import errors
 from octavo.core.config import EngineConfig
 from octavo.core.errors import EngineDeadError, InvalidRequestError, OctavoError
 from octavo.core.records import EngineStats, FinishReason, Request, RequestOutput
-from octavo.engine.channel import AsyncChannel
+from octavo.engine.async_channel import AsyncChannel
 from octavo.engine.messages import Abort, EngineInfo, Failed, FromEngine, Outputs, Ready, Shutdown, Submit
 from octavo.engine.process import ENGINE_COMMAND, EngineProcess, launch_engine
+
+logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 2.0  # how long a closing engine may finish its step before it is killed
 
@@ -90,6 +94,8 @@ class EngineClient:
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._streams: dict[str, OutputStream] = {}
         self._death: EngineDeadError | None = None
+        self._death_report: asyncio.Task[None] | None = None
+        self._loaded = False
         self._closing = False
         self.stats = EngineStats()
 
@@ -146,7 +152,9 @@ class EngineClient:
             return
         self._closing = True
         self.abort_all()
-        if self._death is None:
+        if not self._loaded:  # it listens to nobody yet
+            self._popen.kill()
+        elif self._death is None:
             self._channel.send(Shutdown())
         self._channel.close()
         await asyncio.to_thread(self._reap)
@@ -179,14 +187,20 @@ class EngineClient:
                         del self._streams[output.request_id]
                     stream._put(output)
             case Ready(info):
-                self._ready.set_result(info)
+                self._loaded = True
+                if not self._ready.done():
+                    self._ready.set_result(info)
             case Failed(kind, error):
-                self._ready.set_exception(_loading_error(kind, error))
+                if not self._ready.done():
+                    self._ready.set_exception(_loading_error(kind, error))
 
     def _lost(self) -> None:
         """The channel ended: unless we closed it, the engine is dead."""
-        text = "the engine process ended unexpectedly; its log (standard error) says why. Start the server again"
-        self._death = EngineDeadError(text)
+        self._death = EngineDeadError(
+            "the engine process ended unexpectedly; its log (standard error) says why. Start the server again"
+        )
+        if self._loaded and not self._closing:
+            self._death_report = asyncio.create_task(self._report_death())
         if not self._ready.done():
             self._ready.set_exception(
                 EngineDeadError(
@@ -197,6 +211,11 @@ class EngineClient:
         for stream in self._streams.values():
             stream._fail(self._death)
         self._streams.clear()
+
+    async def _report_death(self) -> None:
+        code = await asyncio.to_thread(self._reap)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        logger.error("the engine process %s; all requests are refused from now on", how)
 
 
 def _loading_error(kind: str, text: str) -> OctavoError:

@@ -16,7 +16,9 @@ import msgspec
 from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
 from octavo.core.records import MAX_SEED, Request, RequestOutput, SamplingParams
 from octavo.engine.messages import EngineInfo
+from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.text_stream import TextStream
+from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.weights.builtin import INSTALL_HINT, find_builtin_model
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
@@ -32,12 +34,8 @@ class TextCodec(Protocol):
     def visible_bytes(self, token_id: int, skip_special_tokens: bool = True) -> bytes: ...
 
 
-class ChatRenderer(Protocol):
-    """What the door asks of a chat template."""
-
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **variables: Any
-    ) -> str: ...
+# The tokenizer and the chat template of a model; not every model has the latter.
+TextSide = tuple[TextCodec, ChatTemplate | None]
 
 
 def resolve_model(model: str | None) -> str:
@@ -59,11 +57,9 @@ def resolve_model(model: str | None) -> str:
     return str(path)
 
 
-def load_text_side(path: str) -> tuple[TextCodec, ChatRenderer | None]:
+def load_text_side(path: str) -> TextSide:
     """The tokenizer and the chat template of a model file. Raises ModelFileError."""
-    from octavo.tokenizer.chat_template import ChatTemplate
-    from octavo.tokenizer.tokenizer import Tokenizer
-    from octavo.weights.gguf import GGUFFile
+    from octavo.weights.gguf import GGUFFile  # brings numpy, which the command line need not wait for
 
     metadata = GGUFFile.open(path).metadata
     tokenizer = Tokenizer.from_gguf(metadata)
@@ -87,7 +83,7 @@ class Detokenizer:
 class Frontend:
     """Builds requests for one loaded engine. `seed` starts the generator of seeds for requests that bring none."""
 
-    def __init__(self, tokenizer: TextCodec, template: ChatRenderer | None, info: EngineInfo, seed: int) -> None:
+    def __init__(self, tokenizer: TextCodec, template: ChatTemplate | None, info: EngineInfo, seed: int) -> None:
         self.info = info
         self._tokenizer = tokenizer
         self._template = template

@@ -1,0 +1,70 @@
+"""The `octavo` command: picks the subcommand, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from octavo.cli import serve, terminal
+from octavo.cli.options import Parser
+from octavo.core.errors import EngineDeadError, OctavoError
+
+INTERRUPTED = 130  # as shells report a program that ctrl-C ended
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="octavo", description="Serve large language models to many users at once.")
+    parser.add_argument("--version", action=_Version)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    commands: dict[str, Parser] = {}
+
+    def command(name: str, text: str) -> Parser:
+        commands[name] = subparsers.add_parser(name, help=text, description=text)
+        return commands[name]
+
+    serve.add_flags(command("serve", "Serve a model over HTTP with the OpenAI API."))
+    terminal.add_chat_flags(command("chat", "Chat with a model in the terminal."))
+    terminal.add_complete_flags(command("complete", "Print the continuation of a prompt."))
+    command("info", "Show what octavo sees of this machine.")
+
+    args = parser.parse_all(argv, commands)
+    return exit_code(lambda: _run(args))
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """What `command` returns; 2 for what the user can mend, 1 for a dead engine, with one line on standard error."""
+    try:
+        return command()
+    except OctavoError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return 1 if isinstance(error, EngineDeadError) else 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(args: argparse.Namespace) -> int:
+    match args.command:
+        case "serve":
+            return serve.run(args)
+        case "chat":
+            return terminal.chat(args)
+        case "complete":
+            return terminal.complete(args)
+        case _:
+            from octavo.cli import info  # loads the kernels
+
+            return info.run()
+
+
+class _Version(argparse.Action):
+    """--version, which looks the version up only when asked."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="show the version and end")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import octavo
+
+        print(f"octavo {octavo.__version__}")
+        parser.exit()

@@ -1,0 +1,101 @@
+"""Flags that several commands share, a parser that suggests the right one, and flags turned into an EngineConfig."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from octavo.core.config import ACTIVATION_DTYPES, KV_CACHE_DTYPES, EngineConfig
+from octavo.core.errors import ConfigError
+from octavo.engine.frontend import resolve_model
+
+ISA_VARIABLE = "OCTAVO_ISA"
+_SUFFIXES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line with exit code 2, and a misspelt flag gets the nearest right one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def parse_all(self, argv: Sequence[str] | None, commands: dict[str, Parser]) -> argparse.Namespace:
+        args, unknown = self.parse_known_args(argv)
+        if unknown:
+            parser = commands[args.command]
+            flag = unknown[0].split("=", 1)[0]
+            near = difflib.get_close_matches(flag, parser._option_string_actions, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"'{parser.prog} --help' lists what there is"
+            parser.error(f"unknown argument {flag}: {hint}")
+        return args
+
+
+def human_int(text: str) -> int:
+    """4096, 4k (4000) or 4K (4096), also 1.5G; vLLM reads these the same way."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number like 4096, 4k (4000) or 4K (4096)")
+    value = float(match[1]) * _SUFFIXES[match[2]]
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="a GGUF file; default: the built-in model")
+    group = parser.add_argument_group("engine")
+
+    def flag(*names: str, **options: Any) -> None:
+        group.add_argument(*names, **options)
+
+    flag("--model", metavar="MODEL", help="the same as the positional MODEL")
+    flag("--served-model-name", metavar="NAME", help="the model's name in the API; default: from the file")
+    flag("--max-model-len", type=human_int, metavar="N", help="tokens of prompt and output together, as 4096 or 4K")
+    flag("--block-size", type=int, metavar="N", help="tokens in a block of the KV cache, a power of two (16)")
+    flag("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="how K and V are stored (auto)")
+    flag("--activation-dtype", choices=ACTIVATION_DTYPES, help="float32: quantize no activations (auto)")
+    flag("--isa", metavar="NAME", help=f"force an instruction set; 'octavo info' lists them (also {ISA_VARIABLE})")
+    flag("--threads", type=int, metavar="N", help="threads that compute; default: one for each core")
+    flag("--max-num-batched-tokens", type=human_int, metavar="N", help="tokens computed in one step, at most (512)")
+    flag("--max-num-seqs", type=human_int, metavar="N", help="requests that run at once, at most (64)")
+    flag(
+        "--gpu-memory-utilization",
+        "--memory-utilization",
+        dest="memory_utilization",
+        type=float,
+        metavar="F",
+        help="share of all memory that weights, workspace and KV cache may take, up to 1",
+    )
+    flag("--kv-cache-memory-bytes", type=human_int, metavar="N", help="size of the KV cache, as 2G")
+    flag(
+        "--num-gpu-blocks-override",
+        dest="num_blocks_override",
+        type=int,
+        metavar="N",
+        help="size of the KV cache in blocks",
+    )
+    flag(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="reuse the KV cache of a prompt's beginning that was seen before (on)",
+    )
+    flag("--seed", type=int, metavar="N", help="where the seeds of requests without a seed start (0)")
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """Raises ConfigError, ModelFileError."""
+    if args.model is not None and args.model_argument not in (None, args.model):
+        raise ConfigError(f"two models are named, {args.model_argument!r} and {args.model!r}: name one")
+    names = [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    given.setdefault("isa", os.environ.get(ISA_VARIABLE) or None)
+    return EngineConfig(model=resolve_model(args.model or args.model_argument), **given)

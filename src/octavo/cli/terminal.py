@@ -1,0 +1,131 @@
+"""`octavo chat` and `octavo complete`: text in a terminal, from a model in this process or from a running server."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import closing
+from types import FrameType
+from typing import Protocol, Self
+
+from octavo.cli.options import add_engine_flags, engine_config, human_int
+from octavo.core.errors import InvalidRequestError
+from octavo.core.records import SamplingParams
+
+COMPLETE_MAX_TOKENS = 128
+TEMPERATURE = 0.7  # small models ramble at 1
+HELP = "ctrl-C stops an answer, /new forgets the conversation, ctrl-D ends."
+
+
+class TextModel(Protocol):
+    """What both commands need: the offline `LLM` and `RemoteModel` have it."""
+
+    def stream(self, prompt: str, sampling_params: SamplingParams) -> Generator[str]: ...
+    def stream_chat(self, messages: list[dict[str, str]], sampling_params: SamplingParams) -> Generator[str]: ...
+    def close(self) -> None: ...
+
+
+def add_chat_flags(parser: argparse.ArgumentParser) -> None:
+    _add_sampling_flags(parser, max_tokens=None)
+    parser.add_argument("--system", metavar="TEXT", help="a system message")
+    add_engine_flags(parser)
+
+
+def add_complete_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT")
+    _add_sampling_flags(parser, max_tokens=COMPLETE_MAX_TOKENS)
+    add_engine_flags(parser)
+
+
+def chat(args: argparse.Namespace) -> int:
+    """Converse until the end of input."""
+    params = _sampling_params(args)
+    opening = [{"role": "system", "content": args.system}] if args.system else []
+    with closing(_model(args)) as model:
+        print(HELP)
+        messages = list(opening)
+        while True:
+            try:
+                text = input("> ").strip()
+            except EOFError:
+                print()
+                return 0
+            except KeyboardInterrupt:
+                print()
+                continue
+            if text == "/new":
+                messages = list(opening)
+            elif text:
+                messages.append({"role": "user", "content": text})
+                try:
+                    answer = _show(model.stream_chat(messages, params))
+                except InvalidRequestError as error:
+                    messages.pop()
+                    print(f"octavo: {error} (/new forgets the conversation)", file=sys.stderr)
+                else:
+                    messages.append({"role": "assistant", "content": answer})
+
+
+def complete(args: argparse.Namespace) -> int:
+    """Print one continuation."""
+    with closing(_model(args)) as model:
+        _show(model.stream(args.prompt, _sampling_params(args)))
+    return 0
+
+
+def _add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
+    group = parser.add_argument_group("text")
+    limit = "all that fits" if max_tokens is None else str(max_tokens)
+    group.add_argument("--url", metavar="URL", help="ask this running server, as http://127.0.0.1:8000")
+    group.add_argument("--max-tokens", type=human_int, default=max_tokens, help=f"length of an answer ({limit})")
+    group.add_argument("--temperature", type=float, default=TEMPERATURE, help=f"0 is greedy ({TEMPERATURE})")
+    group.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this total (1)")
+
+
+def _sampling_params(args: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(temperature=args.temperature, top_p=args.top_p, max_tokens=args.max_tokens)
+
+
+def _model(args: argparse.Namespace) -> TextModel:
+    if args.url is not None:
+        from octavo.cli.remote import RemoteModel
+
+        return RemoteModel(args.url)
+    from octavo.llm import LLM
+
+    options = dataclasses.asdict(engine_config(args))
+    return LLM(**options)
+
+
+def _show(pieces: Generator[str]) -> str:
+    """Print pieces as they come until they end or ctrl-C; what was printed."""
+    shown: list[str] = []
+    with _Interrupt() as interrupt, closing(pieces):
+        for piece in pieces:
+            shown.append(piece)
+            print(piece, end="", flush=True)
+            if interrupt.asked:
+                break
+    print()
+    return "".join(shown)
+
+
+class _Interrupt:
+    """While inside, the first ctrl-C only sets `asked`, so that no step is torn; the second one interrupts."""
+
+    asked = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, _: int, __: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

@@ -1,0 +1,268 @@
+"""Text generation without a server: the same engine, in the caller's own process. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import math
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from types import TracebackType
+from typing import Any, Self, cast
+
+from octavo.core.clock import Clock, SystemClock
+from octavo.core.config import EngineConfig
+from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
+from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
+from octavo.engine.frontend import Detokenizer, Frontend, load_text_side, resolve_model
+from octavo.engine.process import EngineLike
+
+Prompt = str | list[int]
+Message = Mapping[str, Any]
+
+# vLLM's names for options that EngineConfig calls otherwise.
+OPTION_ALIASES = {"gpu_memory_utilization": "memory_utilization", "num_gpu_blocks_override": "num_blocks_override"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Logprob:
+    """Natural logarithm of a token's probability, its rank among all tokens (from 1), and its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclasses.dataclass(slots=True)
+class Completion:
+    """What was generated. `logprobs` has, for each token, the chosen one and the best alternatives by token id."""
+
+    index: int = 0
+    text: str = ""
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None  # of the chosen tokens, if logprobs were asked for
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class PromptResult:
+    """A prompt (None if it came as token ids) and its completion, the one element of `outputs`."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    num_cached_tokens: int = 0
+
+
+class LLM:
+    """A loaded model. Options are the fields of EngineConfig; no model means the built-in one. Not thread-safe.
+
+    Raises ConfigError, ModelFileError. Close it, or use it in a `with`, to give the memory back.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        config = _engine_config(resolve_model(model), options)
+        from octavo.engine.engine import Engine  # only here are the kernels loaded
+
+        clock = SystemClock()
+        tokenizer, template = load_text_side(config.model)
+        engine = Engine(config, clock)
+        self._attach(engine, Frontend(tokenizer, template, engine.info, config.seed), clock)
+
+    @classmethod
+    def over(cls, engine: EngineLike, frontend: Frontend, clock: Clock) -> Self:
+        """An LLM over parts that exist already."""
+        llm = cls.__new__(cls)
+        llm._attach(engine, frontend, clock)
+        return llm
+
+    def _attach(self, engine: EngineLike, frontend: Frontend, clock: Clock) -> None:
+        self._engine = engine
+        self._frontend = frontend
+        self._clock = clock
+        self._ids = itertools.count()
+        self._inboxes: dict[str, deque[RequestOutput]] = {}  # request id -> where its outputs wait to be yielded
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[PromptResult]:
+        """Continue one or many prompts (text or token ids), all in one batch; results in the order of the prompts.
+
+        Output ends at the model's length even if max_tokens is larger. Raises InvalidRequestError.
+        """
+        many = _prompt_list(prompts)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in many]
+        token_ids = [self._frontend.encode(p) if isinstance(p, str) else list(p) for p in many]
+        return self._results(texts, token_ids, _one_each(sampling_params, len(many)))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PromptResult]:
+        """Answer one or many conversations, each a list of {"role", "content"}. Raises InvalidRequestError."""
+        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        texts: list[str | None] = []
+        token_ids = []
+        for conversation in conversations:
+            text = self._frontend.render_chat(
+                conversation, add_generation_prompt=add_generation_prompt, template_kwargs=chat_template_kwargs
+            )
+            texts.append(text)
+            token_ids.append(self._frontend.encode(text, add_special_tokens=False, param="messages"))
+        return self._results(texts, token_ids, _one_each(sampling_params, len(texts)))
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[str]:
+        """The continuation of one prompt, piece by piece. Closing the iterator stops the generation."""
+        token_ids = self._frontend.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._stream(token_ids, sampling_params)
+
+    def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> Generator[str]:
+        """The answer to one conversation, piece by piece. Closing the iterator stops the generation."""
+        text = self._frontend.render_chat(messages)
+        return self._stream(self._frontend.encode(text, add_special_tokens=False, param="messages"), sampling_params)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _request(self, token_ids: list[int], params: SamplingParams) -> Request:
+        return self._frontend.build_request(
+            token_ids,
+            params,
+            request_id=str(next(self._ids)),
+            arrival_time=self._clock.now(),
+            clamp_max_tokens=True,
+        )
+
+    def _stream(self, token_ids: list[int], params: SamplingParams | None) -> Generator[str]:
+        detokenizer = Detokenizer()
+        with closing(self._run([self._request(token_ids, params or SamplingParams())])) as outputs:
+            for output in outputs:
+                text = detokenizer.feed(output)
+                if text:
+                    yield text
+
+    def _results(
+        self, texts: list[str | None], token_ids: list[list[int]], params: list[SamplingParams]
+    ) -> list[PromptResult]:
+        requests = [self._request(ids, p) for ids, p in zip(token_ids, params, strict=True)]
+        results = [
+            PromptResult(request.request_id, text, request.prompt_token_ids, [_empty_completion(request)])
+            for text, request in zip(texts, requests, strict=True)
+        ]
+        by_id = {result.request_id: (result, Detokenizer()) for result in results}
+        for output in self._run(requests):
+            self._add(*by_id[output.request_id], output)
+        return results
+
+    def _add(self, result: PromptResult, detokenizer: Detokenizer, output: RequestOutput) -> None:
+        completion = result.outputs[0]
+        completion.text += detokenizer.feed(output)
+        completion.token_ids += output.token_ids
+        completion.finish_reason = output.finish_reason
+        completion.stop_reason = output.stop_reason
+        if output.num_cached_tokens is not None:
+            result.num_cached_tokens = output.num_cached_tokens
+        if completion.logprobs is not None and output.logprobs is not None:
+            assert completion.cumulative_logprob is not None
+            completion.cumulative_logprob += math.fsum(entry.logprob for entry in output.logprobs)
+            completion.logprobs += [
+                self._alternatives(token_id, entry)
+                for token_id, entry in zip(output.token_ids, output.logprobs, strict=True)
+            ]
+
+    def _alternatives(self, token_id: int, entry: TokenLogprobs) -> dict[int, Logprob]:
+        def decoded(token: int) -> str:
+            return self._frontend.token_bytes(token).decode("utf-8", errors="replace")
+
+        best = {
+            token: Logprob(logprob, rank, decoded(token))
+            for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1)
+        }
+        return best | {token_id: Logprob(entry.logprob, entry.rank, decoded(token_id))}
+
+    def _run(self, requests: list[Request]) -> Generator[RequestOutput]:
+        """Step the engine until all of `requests` have ended; whatever has not is aborted when this is closed.
+
+        Several may be open at once: each step's outputs go to the inbox of the run that they belong to.
+        """
+        inbox: deque[RequestOutput] = deque()
+        live: set[str] = set()
+        try:
+            for request in requests:
+                self._engine.submit(request)
+                live.add(request.request_id)
+                self._inboxes[request.request_id] = inbox
+            while live:
+                while not inbox:
+                    for output in self._engine.step():
+                        self._inboxes[output.request_id].append(output)
+                output = inbox.popleft()
+                if output.finish_reason is not None:
+                    live.discard(output.request_id)
+                    del self._inboxes[output.request_id]
+                if output.finish_reason is FinishReason.ERROR:
+                    raise EngineDeadError(output.error or "the engine failed on this request")
+                yield output
+        finally:
+            for request_id in live:
+                del self._inboxes[request_id]
+                if all(output.request_id != request_id or output.finish_reason is None for output in inbox):
+                    self._engine.abort(request_id)
+
+
+def _engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
+    names = [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
+    renamed = {OPTION_ALIASES.get(name, name): value for name, value in options.items()}
+    for name in renamed:
+        if name not in names:
+            near = difflib.get_close_matches(name, [*names, *OPTION_ALIASES], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(names)}"
+            raise ConfigError(f"LLM has no option {name!r}: {hint}")
+    return EngineConfig(model=model, **renamed)
+
+
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(p, int) for p in prompts):
+        return [cast("list[int]", prompts)]
+    many = cast("list[Prompt]", list(prompts))
+    if not all(isinstance(p, (str, list)) for p in many):
+        raise InvalidRequestError("prompts must be text, a list of token ids, or a list of either", param="prompts")
+    return many
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InvalidRequestError(
+            f"there are {count} prompts and {len(params)} sampling_params: give one, or one for each prompt",
+            param="sampling_params",
+        )
+    return list(params)
+
+
+def _empty_completion(request: Request) -> Completion:
+    if request.params.logprobs is None:
+        return Completion()
+    return Completion(logprobs=[], cumulative_logprob=0.0)

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.server.fake_engine import FakeEngine, text_side
+from tests.server.harness import ServerProcess, fake_server
+
+from octavo.cli import options, terminal
+from octavo.cli.main import main
+from octavo.cli.options import engine_config, human_int
+from octavo.cli.serve import listen
+from octavo.core.clock import VirtualClock
+from octavo.core.config import EngineConfig
+from octavo.core.errors import ConfigError
+from octavo.engine.frontend import Frontend
+from octavo.llm import LLM
+
+MODEL = __file__  # any file: nothing here loads it
+
+
+def config_of(*flags: str) -> EngineConfig:
+    parser = options.Parser(prog="octavo test")
+    options.add_engine_flags(parser)
+    return engine_config(parser.parse_args(flags))
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What a command that must fail says."""
+    try:
+        code: object = main(argv)
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_every_engine_flag_reaches_the_configuration() -> None:
+    assert config_of(
+        *(MODEL, "--served-model-name=m", "--max-model-len=4K", "--block-size=32", "--kv-cache-dtype=float16"),
+        *("--activation-dtype=float32", "--isa=avx512", "--threads=2", "--max-num-batched-tokens=1k"),
+        *("--max-num-seqs=8", "--gpu-memory-utilization=0.5", "--kv-cache-memory-bytes=1.5G"),
+        *("--num-gpu-blocks-override=99", "--no-enable-prefix-caching", "--seed=3"),
+    ) == EngineConfig(
+        model=MODEL,
+        served_model_name="m",
+        max_model_len=4096,
+        block_size=32,
+        kv_cache_dtype="float16",
+        activation_dtype="float32",
+        isa="avx512",
+        threads=2,
+        max_num_batched_tokens=1000,
+        max_num_seqs=8,
+        memory_utilization=0.5,
+        kv_cache_memory_bytes=3 << 29,
+        num_blocks_override=99,
+        enable_prefix_caching=False,
+        seed=3,
+    )
+
+
+def test_without_flags_the_configuration_has_its_own_defaults() -> None:
+    assert config_of("--model", MODEL) == EngineConfig(model=MODEL)
+
+
+def test_both_names_of_the_memory_share_mean_the_same() -> None:
+    assert config_of(MODEL, "--memory-utilization=0.3").memory_utilization == 0.3
+
+
+def test_the_instruction_set_may_come_from_the_environment_and_the_flag_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_ISA", "portable")
+    assert config_of(MODEL).isa == "portable"
+    assert config_of(MODEL, "--isa=avx512").isa == "avx512"
+
+
+def test_two_different_models_are_refused() -> None:
+    with pytest.raises(ConfigError, match="name one"):
+        config_of("a.gguf", "--model", "b.gguf")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("4096", 4096), ("4k", 4000), ("4K", 4096), ("1.5k", 1500), ("2G", 2 << 30)]
+)
+def test_numbers_are_read_as_people_write_them(text: str, value: int) -> None:
+    assert human_int(text) == value
+
+
+def test_a_misspelt_flag_suggests_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown argument --max-modle-len: did you mean --max-model-len?" in error_of(
+        capsys, "serve", "--max-modle-len", "5"
+    )
+    assert "did you mean --temperature?" in error_of(capsys, "chat", "--temprature=5")
+    assert "'octavo serve --help'" in error_of(capsys, "serve", "--xyzzy")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["serve", "--block-size", "12", MODEL], "--block-size is 12; it must be a power of two"),
+        (["serve", "--threads", "two"], "--threads"),
+        (["serve", "--max-model-len", "4X"], "4K (4096)"),
+        (["serve", "/nowhere/x.gguf"], "'/nowhere/x.gguf' does not exist"),
+        (["complete", "hello", "/nowhere/x.gguf"], "does not exist"),
+        (["complete", "hello", "--url", "localhost"], "--url is 'localhost'"),
+        (["complete", "hello", "--url", "http://127.0.0.1:9"], "is the server running there?"),
+        (["complete", "hello", "--temperature", "3", "--url", "http://127.0.0.1:9"], "temperature is 3.0"),
+        (["sevre"], "sevre"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_code_2(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    assert message in error_of(capsys, *argv)
+
+
+def test_a_port_in_use_says_so() -> None:
+    with listen("127.0.0.1", 0) as sock, pytest.raises(ConfigError, match="is in use"):
+        listen("127.0.0.1", sock.getsockname()[1])
+
+
+def test_the_command_line_does_not_wait_for_heavy_imports() -> None:
+    heavy = ("asyncio", "numpy", "starlette", "uvicorn", "prometheus_client", "tokenizers", "jinja2")
+    code = f"import sys, octavo.cli.main; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version_and_help_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--version"], ["--help"], ["serve", "--help"], ["chat", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        assert ended.value.code == 0
+    assert "127.0.0.1" not in capsys.readouterr().err
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    engine = FakeEngine(EngineConfig("echo", max_model_len=64))
+    llm = LLM.over(engine, Frontend(*text_side(), engine.info, 0), VirtualClock())
+    monkeypatch.setattr(terminal, "_model", lambda args: llm)
+    return engine
+
+
+def type_in(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+def test_chat_answers_each_line_and_remembers_until_told_to_forget(
+    offline: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_in(monkeypatch, "hi", "yo", "/new", "no")
+    assert main(["chat", "--max-tokens", "8", "--system", "be"]) == 0
+    answers = capsys.readouterr().out.split("> ")[1:]
+    assert len(answers) == 5
+    assert all(answer == "system:b\n" for answer in answers[:2])
+    assert offline.closed
+
+
+def test_a_conversation_that_grew_too_long_says_what_to_do(
+    offline: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_in(monkeypatch, "x" * 70, "hi")
+    assert main(["chat", "--max-tokens", "5"]) == 0
+    captured = capsys.readouterr()
+    assert "/new forgets" in captured.err
+    assert "user:" in captured.out  # the next one is answered
+
+
+def test_complete_prints_the_continuation(offline: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["complete", "wörld ", "--max-tokens", "10"]) == 0
+    assert capsys.readouterr().out == "wörld wö\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> object:
+    yield from fake_server()
+
+
+def test_chat_and_complete_can_ask_a_running_server(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["complete", "wörld ", "--max-tokens", "10", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "wörld wö\n"
+    type_in(monkeypatch, "hi", "x" * 2000)
+    assert main(["chat", "--max-tokens", "7", "--url", f"{server.url}/v1"]) == 0
+    captured = capsys.readouterr()
+    assert "user:hi" in captured.out
+    assert "the limit is 1,023" in captured.err
+
+
+def test_the_module_can_be_run() -> None:
+    source = str(Path(__file__).parents[2] / "src")
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo", "--version"], capture_output=True, text=True, env={"PYTHONPATH": source}
+    )
+    assert done.stdout.startswith("octavo ")

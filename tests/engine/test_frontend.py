@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.server.fake_engine import ByteTokenizer, FakeEngine, text_side
+
+from octavo.core.config import EngineConfig
+from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
+from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
+from octavo.engine import frontend as frontend_module
+from octavo.engine.frontend import Detokenizer, Frontend, resolve_model
+
+INFO = FakeEngine(EngineConfig("echo", max_model_len=100)).info
+
+
+def door(seed: int = 0) -> Frontend:
+    return Frontend(*text_side(), INFO, seed)
+
+
+def build(params: SamplingParams, num_tokens: int = 10, clamp: bool = False) -> Request:
+    return door().build_request([65] * num_tokens, params, request_id="r", arrival_time=0.0, clamp_max_tokens=clamp)
+
+
+def test_no_max_tokens_means_all_that_fits() -> None:
+    assert build(SamplingParams(max_tokens=None)).params.max_tokens == 90
+
+
+def test_an_explicit_max_tokens_must_fit_and_a_default_is_made_to() -> None:
+    assert build(SamplingParams(max_tokens=90)).params.max_tokens == 90
+    with pytest.raises(InvalidRequestError, match="at most 90") as caught:
+        build(SamplingParams(max_tokens=91))
+    assert caught.value.param == "max_tokens"
+    assert build(SamplingParams(max_tokens=91), clamp=True).params.max_tokens == 90
+
+
+def test_a_prompt_must_leave_room_for_one_token() -> None:
+    assert build(SamplingParams(max_tokens=None), num_tokens=99).params.max_tokens == 1
+    with pytest.raises(InvalidRequestError, match="100 tokens, the limit is 99"):
+        build(SamplingParams(max_tokens=None), num_tokens=100)
+
+
+def test_a_prompt_that_the_cache_can_never_hold_is_refused() -> None:
+    info = msgspec.structs.replace(INFO, max_prompt_tokens=48)
+    with pytest.raises(InvalidRequestError, match="50 tokens, the limit is 48"):
+        Frontend(*text_side(), info, 0).build_request([65] * 50, SamplingParams(), request_id="r", arrival_time=0.0)
+
+
+def test_a_hopelessly_long_text_is_refused_without_tokenizing_it() -> None:
+    class Reluctant(ByteTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+            raise AssertionError("tokenized")
+
+    with pytest.raises(InvalidRequestError, match="at least 200 tokens"):
+        Frontend(Reluctant(), None, INFO, 0).encode("x" * 1000)
+
+
+def test_a_request_without_a_seed_gets_one_that_the_engines_seed_decides() -> None:
+    def seeds(first: int) -> list[int | None]:
+        frontend = door(first)
+        return [
+            frontend.build_request([1], SamplingParams(), request_id="r", arrival_time=0.0).params.seed
+            for _ in range(3)
+        ]
+
+    assert seeds(7) == seeds(7)
+    assert len(set(seeds(7) + seeds(8))) == 6
+    assert build(SamplingParams(seed=-3)).params.seed == -3
+
+
+def test_a_model_without_a_template_refuses_to_chat() -> None:
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        Frontend(ByteTokenizer(), None, INFO, 0).render_chat([{"role": "user", "content": "x"}])
+
+
+def test_ids_beyond_the_tokenizers_vocabulary_have_no_bytes() -> None:
+    assert door().token_bytes(5000) == b""
+    assert door().visible_bytes(5000, skip_special_tokens=True) == b""
+
+
+def test_text_is_held_back_until_its_characters_are_whole() -> None:
+    detokenizer = Detokenizer()
+    assert detokenizer.feed(RequestOutput(request_id="r", text=b"a\xe2\x82")) == "a"
+    assert detokenizer.feed(RequestOutput(request_id="r", text=b"\xac\xf0")) == "€"
+    assert detokenizer.feed(RequestOutput(request_id="r", finish_reason=FinishReason.LENGTH)) == "\ufffd"
+
+
+def test_a_missing_model_is_named_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelFileError, match="does not exist"):
+        resolve_model(str(tmp_path / "nothing.gguf"))
+    with pytest.raises(ModelFileError, match="is a directory"):
+        resolve_model(str(tmp_path))
+    monkeypatch.setattr(frontend_module, "find_builtin_model", lambda: None)
+    with pytest.raises(ConfigError, match="pip install"):
+        resolve_model(None)

@@ -1,0 +1,151 @@
+"""How a server starts, ends, and outlives its engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from tests.server.fake_engine import CRASH, MODEL_NAME
+from tests.server.harness import ROOT, ServerProcess, metric, openai_client, wait_until
+
+USER = [{"role": "user", "content": "hello"}]
+
+
+def stream_to_its_end(server: ServerProcess) -> tuple[str, str | None]:
+    """What a streaming client got: text, and the finish reason or the error."""
+    text = ""
+    try:
+        for chunk in openai_client(server).chat.completions.create(model=MODEL_NAME, messages=USER, stream=True):
+            text += chunk.choices[0].delta.content or ""
+            reason = chunk.choices[0].finish_reason
+    except openai.APIError as error:
+        return text, error.message
+    return text, reason
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_killed_engine_is_told_to_every_client_at_once_and_to_health(own_server: ServerProcess) -> None:
+    with ThreadPoolExecutor(11) as pool:
+        streams = [pool.submit(stream_to_its_end, own_server) for _ in range(10)]
+        whole = pool.submit(
+            httpx.post, f"{own_server.url}/v1/completions", json={"prompt": "abc", "max_tokens": 1000}, timeout=20
+        )
+        wait_until(lambda: metric(own_server, "num_requests_running") == 11)
+        wait_until(lambda: metric(own_server, "generation_tokens_total") > 300)
+        killed_at = time.monotonic()
+        os.kill(own_server.engine_pid(), signal.SIGKILL)
+        for stream in streams:
+            text, error = stream.result(5)
+            assert text.startswith("user")
+            assert error is not None
+            assert "engine process ended" in error
+        assert whole.result(5).status_code == 503
+    assert time.monotonic() - killed_at < 2
+    health = httpx.get(f"{own_server.url}/health")
+    assert health.status_code == 503
+    assert health.json()["error"]["type"] == "server_error"
+    late = httpx.post(f"{own_server.url}/v1/completions", json={"prompt": "abc"})
+    assert late.status_code == 503
+    wait_until(lambda: "SIGKILL" in own_server.log)
+    assert own_server.end() == 0
+
+
+def test_an_engine_that_crashes_in_a_step_is_told_to_its_clients(own_server: ServerProcess) -> None:
+    reply = httpx.post(f"{own_server.url}/v1/completions", json={"prompt": CRASH.decode()})
+    assert reply.status_code == 503
+    assert "RuntimeError" in reply.json()["error"]["message"]
+    wait_until(lambda: httpx.get(f"{own_server.url}/health").status_code == 503)
+    wait_until(lambda: "crashed on purpose" in own_server.log)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_within_two_seconds_with_code_0_and_no_orphan(
+    own_server: ServerProcess, number: signal.Signals
+) -> None:
+    engine = own_server.engine_pid()
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(stream_to_its_end, own_server)
+        wait_until(lambda: metric(own_server, "num_requests_running") == 1)
+        began = time.monotonic()
+        assert own_server.end(number) == 0
+        assert time.monotonic() - began < 2
+        assert stream.result(5)[1] == "abort"
+    assert is_gone(engine)
+    assert "Traceback" not in own_server.log
+    assert "Error" not in own_server.log
+
+
+def test_an_idle_server_ends_on_a_signal_even_with_a_connection_open(own_server: ServerProcess) -> None:
+    with httpx.Client() as client:
+        client.get(f"{own_server.url}/health")
+        began = time.monotonic()
+        assert own_server.end() == 0
+    assert time.monotonic() - began < 2
+
+
+def test_a_killed_server_leaves_no_engine_behind(own_server: ServerProcess) -> None:
+    engine = own_server.engine_pid()
+    assert own_server.end(signal.SIGKILL) == -signal.SIGKILL
+    wait_until(lambda: is_gone(engine))
+
+
+def test_an_idle_server_uses_no_cpu(own_server: ServerProcess) -> None:
+    pids = (own_server.popen.pid, own_server.engine_pid())
+
+    def ticks_and_switches() -> list[int]:
+        values = []
+        for pid in pids:
+            fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()  # noqa: SIM115
+            status = open(f"/proc/{pid}/status").read()  # noqa: SIM115
+            values += [int(fields[11]) + int(fields[12]), int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])]
+        return values
+
+    time.sleep(0.3)
+    before = ticks_and_switches()
+    time.sleep(1)
+    ticks, wakeups, engine_ticks, engine_wakeups = (b - a for a, b in zip(before, ticks_and_switches(), strict=True))
+    assert ticks + engine_ticks == 0
+    assert wakeups + engine_wakeups <= 2
+
+
+def failing_start(port: int, model: str = "echo") -> str:
+    """The standard error of a server that cannot start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.server.fake_server", str(port), "0", model],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_a_port_in_use_is_one_clear_line_before_any_model_is_loaded(quick_server: ServerProcess) -> None:
+    port = int(quick_server.url.rpartition(":")[2])
+    error = failing_start(port, "x.broken")
+    assert error == f"octavo: port {port} is in use on 127.0.0.1: stop what uses it, or choose another with --port\n"
+
+
+def test_a_model_that_cannot_be_loaded_is_one_clear_line() -> None:
+    assert failing_start(0, "x.broken") == "octavo: x.broken is not a GGUF file: its first bytes are 'NOPE'\n"
+
+
+def test_a_port_that_cannot_be_is_one_clear_line() -> None:
+    assert "between 0 and 65535" in failing_start(70000)

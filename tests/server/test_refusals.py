@@ -1,0 +1,216 @@
+"""Every bad request gets its status, names its field, and leaves the server well."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.fake_engine import FAIL, MODEL_NAME, REFUSE
+from tests.server.harness import ServerProcess, metric
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "hello"}]
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL_NAME, "messages": USER, **fields}
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL_NAME, "prompt": "abc", **fields}
+
+
+BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
+    (CHAT, b"", 400, None),
+    (CHAT, b"{", 400, None),
+    (CHAT, b"[1]", 400, None),
+    (CHAT, b"null", 400, None),
+    (CHAT, b"\xff\xfe", 400, None),
+    (CHAT, b'{"messages": "\\ud800"}', 400, None),
+    (CHAT, b'{"a":' * 100_000, 400, None),
+    (CHAT, b'{"model": 1e999}', 400, None),
+    (CHAT, {}, 400, "messages"),
+    (CHAT, chat(messages=None), 400, "messages"),
+    (CHAT, chat(messages=[]), 400, "messages"),
+    (CHAT, chat(messages="hello"), 400, "messages"),
+    (CHAT, chat(messages=["hello"]), 400, "messages[0]"),
+    (CHAT, chat(messages=[{"content": "x"}]), 400, "messages[0].role"),
+    (CHAT, chat(messages=[*USER, {"role": "wizard", "content": "x"}]), 400, "messages[1].role"),
+    (CHAT, chat(messages=[{"role": ["user"], "content": "x"}]), 400, "messages[0].role"),
+    (CHAT, chat(messages=[{"role": "user"}]), 400, "messages[0].content"),
+    (CHAT, chat(messages=[{"role": "user", "content": 5}]), 400, "messages[0].content"),
+    (CHAT, chat(messages=[{"role": "user", "content": ["x"]}]), 400, "messages[0].content[0]"),
+    (
+        CHAT,
+        chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+        400,
+        "messages[0].content[0].type",
+    ),
+    (CHAT, chat(messages=[{"role": "user", "content": "x", "tool_calls": [{}]}]), 400, "messages[0].tool_calls"),
+    (CHAT, chat(messages=[{"role": "user", "content": "x", "name": 5}]), 400, "messages[0].name"),
+    (CHAT, chat(messages=[{"role": "user", "content": "x" * 5000}]), 400, "messages"),
+    (CHAT, chat(model="other"), 404, "model"),
+    (CHAT, chat(model=5), 400, "model"),
+    (CHAT, chat(temperature=-1), 400, "temperature"),
+    (CHAT, chat(temperature="warm"), 400, "temperature"),
+    (CHAT, b'{"messages":[{"role":"user","content":"x"}],"temperature":NaN}', 400, None),
+    (CHAT, chat(top_p=0), 400, "top_p"),
+    (CHAT, chat(top_k=-2), 400, "top_k"),
+    (CHAT, chat(top_k=1.5), 400, "top_k"),
+    (CHAT, chat(min_p=2), 400, "min_p"),
+    (CHAT, chat(presence_penalty=3), 400, "presence_penalty"),
+    (CHAT, chat(frequency_penalty=-3), 400, "frequency_penalty"),
+    (CHAT, chat(repetition_penalty=0), 400, "repetition_penalty"),
+    (CHAT, chat(seed=2**64), 400, "seed"),
+    (CHAT, chat(seed=2**63), 400, "seed"),
+    (CHAT, chat(stop=""), 400, "stop"),
+    (CHAT, chat(stop=["x"] * 17), 400, "stop"),
+    (CHAT, chat(stop=[5]), 400, "stop[0]"),
+    (CHAT, chat(stop_token_ids=[-1]), 400, "stop_token_ids"),
+    (CHAT, chat(stop_token_ids=[257]), 400, "stop_token_ids"),
+    (CHAT, chat(max_tokens=0), 400, "max_tokens"),
+    (CHAT, chat(max_tokens=5000), 400, "max_tokens"),
+    (CHAT, chat(max_completion_tokens=0), 400, "max_completion_tokens"),
+    (CHAT, chat(max_completion_tokens=5000), 400, "max_completion_tokens"),
+    (CHAT, chat(max_completion_tokens=5, max_tokens=6), 400, "max_completion_tokens"),
+    (CHAT, chat(min_tokens=-1), 400, "min_tokens"),
+    (CHAT, chat(min_tokens=9, max_tokens=5), 400, "min_tokens"),
+    (CHAT, chat(min_tokens=5000), 400, "min_tokens"),
+    (CHAT, chat(top_logprobs=3), 400, "top_logprobs"),
+    (CHAT, chat(logprobs=True, top_logprobs=21), 400, "top_logprobs"),
+    (CHAT, chat(logprobs=3), 400, "logprobs"),
+    (CHAT, chat(stream="yes"), 400, "stream"),
+    (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options"),
+    (CHAT, chat(stream=True, stream_options={"usage": True}), 400, "stream_options"),
+    (CHAT, chat(stream=True, stream_options={"include_obfuscation": True}), 400, "stream_options.include_obfuscation"),
+    (CHAT, chat(cache_salt=""), 400, "cache_salt"),
+    (CHAT, chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs"),
+    (CHAT, chat(n=2), 400, "n"),
+    (CHAT, chat(logit_bias={"5": 1}), 400, "logit_bias"),
+    (CHAT, chat(tools=[{"type": "function"}]), 400, "tools"),
+    (CHAT, chat(tool_choice="required"), 400, "tool_choice"),
+    (CHAT, chat(response_format={"type": "json_object"}), 400, "response_format"),
+    (CHAT, chat(structured_outputs={"regex": "a"}), 400, "structured_outputs"),
+    (CHAT, chat(priority=1), 400, "priority"),
+    (CHAT, chat(echo=True), 400, "echo"),
+    (CHAT, chat(temprature=1), 400, "temprature"),
+    (CHAT, chat(prompt="x"), 400, "prompt"),
+    (COMPLETIONS, {}, 400, "prompt"),
+    (COMPLETIONS, completion(prompt=""), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=[]), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=5), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=[1, "a"]), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=["a", []]), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=[True]), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=[1.5]), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=[-1]), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=[257]), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=[2**70]), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=[1] * 1024), 400, "prompt"),
+    (COMPLETIONS, completion(prompt="x" * 1024), 400, "prompt"),
+    (COMPLETIONS, completion(prompt="x" * 10_000_000), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=["a"] * 1025), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=["a", "x" * 1024]), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=REFUSE.decode()), 400, "prompt"),
+    (COMPLETIONS, completion(prompt=REFUSE.decode(), stream=True), 400, "prompt"),
+    (COMPLETIONS, completion(max_tokens=1022), 400, "max_tokens"),
+    (COMPLETIONS, completion(min_tokens=17), 400, "min_tokens"),
+    (COMPLETIONS, completion(logprobs=21), 400, "logprobs"),
+    (COMPLETIONS, completion(logprobs=True), 400, "logprobs"),
+    (COMPLETIONS, completion(best_of=2), 400, "best_of"),
+    (COMPLETIONS, completion(n=True), 400, "n"),
+    (COMPLETIONS, completion(suffix="end"), 400, "suffix"),
+    (COMPLETIONS, completion(messages=USER), 400, "messages"),
+    (COMPLETIONS, completion(prompt=FAIL.decode()), 503, None),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "status", "param"), BAD_BODIES)
+def test_a_bad_body_is_refused_by_name(
+    quick_server: ServerProcess, route: str, body: Any, status: int, param: str | None
+) -> None:
+    content = {"content": body} if isinstance(body, bytes) else {"json": body}
+    reply = httpx.post(quick_server.url + route, timeout=20, **content)
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    assert len(error["message"]) < 500
+    assert "Traceback" not in reply.text
+
+
+def test_a_length_error_has_the_value_the_limit_and_the_remedy(quick_server: ServerProcess) -> None:
+    too_much = httpx.post(quick_server.url + COMPLETIONS, json=completion(max_tokens=1022)).json()["error"]
+    assert "max_tokens is 1,022 and the prompt has 3 tokens" in too_much["message"]
+    assert "limit of 1,024" in too_much["message"]
+    assert "at most 1,021" in too_much["message"]
+    assert too_much["code"] == "context_length_exceeded"
+    too_long = httpx.post(quick_server.url + COMPLETIONS, json=completion(prompt=[1] * 2000)).json()["error"]
+    assert "2,000 tokens, the limit is 1,023" in too_long["message"]
+    assert "--max-model-len" in too_long["message"]
+
+
+def test_a_misspelt_field_suggests_the_right_one(quick_server: ServerProcess) -> None:
+    error = httpx.post(quick_server.url + CHAT, json=chat(temprature=1)).json()["error"]
+    assert "did you mean temperature?" in error["message"]
+
+
+def test_unsupported_fields_with_values_that_ask_for_nothing_are_welcome(quick_server: ServerProcess) -> None:
+    harmless = {
+        "n": 1,
+        "logit_bias": {},
+        "best_of": 1,
+        "echo": False,
+        "tools": None,
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "store": False,
+        "suffix": None,
+        "length_penalty": 1.0,
+        "stop": None,
+        "user": "somebody",
+    }
+    assert httpx.post(quick_server.url + COMPLETIONS, json=completion(**harmless)).status_code == 200
+
+
+def test_unknown_routes_and_wrong_methods_have_openais_error_shape(quick_server: ServerProcess) -> None:
+    missing = httpx.get(quick_server.url + "/v1/nothing")
+    assert missing.status_code == 404
+    assert "/v1/chat/completions" in missing.json()["error"]["message"]
+    wrong = httpx.get(quick_server.url + CHAT)
+    assert wrong.status_code == 405
+    assert "use POST" in wrong.json()["error"]["message"]
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_a_body_beyond_the_limit_is_refused_whole(quick_server: ServerProcess) -> None:
+    reply = httpx.post(quick_server.url + COMPLETIONS, content=b" " * (33 << 20), timeout=30)
+    assert reply.status_code == 413
+    assert "33,554,432" in reply.json()["error"]["message"]
+
+
+def test_an_error_in_mid_stream_is_a_frame_of_its_own(quick_server: ServerProcess) -> None:
+    reply = httpx.post(quick_server.url + COMPLETIONS, json=completion(prompt=FAIL.decode(), stream=True))
+    assert reply.status_code == 200
+    frames = reply.text.strip().split("\n\n")
+    assert '"text":"!"' in frames[0]
+    assert frames[-2].startswith('data: {"error":{"message":"this request failed on purpose"')
+    assert frames[-1] == "data: [DONE]"
+
+
+def test_sockets_that_send_rubbish_or_leave_early_do_no_harm(quick_server: ServerProcess) -> None:
+    host, port = quick_server.url.removeprefix("http://").split(":")
+    unfinished = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+    for rubbish in (b"\x00\x01\x02\r\n\r\n", b"GET\r\n\r\n", unfinished, b""):
+        with socket.create_connection((host, int(port)), timeout=5) as sock:
+            sock.sendall(rubbish)
+    assert httpx.get(f"{quick_server.url}/health").status_code == 200
+
+
+def test_after_all_these_refusals_nothing_runs(quick_server: ServerProcess) -> None:
+    assert metric(quick_server, "num_requests_running") == 0
+    assert metric(quick_server, "kv_cache_usage_perc") == 0
+    assert "Traceback" not in quick_server.log

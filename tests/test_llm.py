@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+from tests.server.fake_engine import FAIL, REFUSE, FakeEngine, text_side
+
+import octavo
+from octavo.core.clock import VirtualClock
+from octavo.core.config import EngineConfig
+from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
+from octavo.core.records import FinishReason, SamplingParams
+from octavo.engine.frontend import Frontend
+from octavo.llm import LLM, Logprob
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(EngineConfig("echo", max_model_len=64))
+
+
+@pytest.fixture
+def llm(engine: FakeEngine) -> LLM:
+    return LLM.over(engine, Frontend(*text_side(), engine.info, 0), VirtualClock())
+
+
+def test_prompts_of_all_kinds_are_continued_in_their_order(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4)
+    texts = [r.outputs[0].text for r in llm.generate(["ab", [120, 121], "0123456"], params)]
+    assert texts == ["abab", "xyxy", "0123"]
+    (one,) = llm.generate("é!", params)
+    assert (one.prompt, one.prompt_token_ids) == ("é!", [0xC3, 0xA9, 33])
+    assert (one.outputs[0].text, one.outputs[0].token_ids) == ("é!\ufffd", [0xC3, 0xA9, 33, 0xC3])
+    assert one.outputs[0].finish_reason is FinishReason.LENGTH
+    assert llm.generate([97, 98], params)[0].prompt is None
+    assert llm.generate([], params) == []
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+    results = llm.generate(["ab", "cd"], [SamplingParams(max_tokens=1), SamplingParams(stop=("cdc",))])
+    assert [r.outputs[0].text for r in results] == ["a", "cdc"]
+    assert results[1].outputs[0].stop_reason == "cdc"
+    with pytest.raises(InvalidRequestError, match="2 prompts and 1"):
+        llm.generate(["ab", "cd"], [SamplingParams()])
+
+
+def test_logprobs_are_keyed_by_token_id(llm: LLM) -> None:
+    (result,) = llm.generate("ab", SamplingParams(max_tokens=2, logprobs=2))
+    completion = result.outputs[0]
+    assert completion.logprobs is not None
+    assert completion.logprobs[0] == {97: Logprob(-0.5, 1, "a"), 0xE2: Logprob(-1.5, 2, "\ufffd")}
+    assert completion.cumulative_logprob == -1.0
+
+
+def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
+    hello, bye = [{"role": "user", "content": "hello"}], [{"role": "user", "content": "bye"}]
+    params = SamplingParams(max_tokens=10)
+    assert [r.outputs[0].text for r in llm.chat(hello, params)] == ["user:hello"]
+    assert [r.outputs[0].text for r in llm.chat([hello, bye], params)] == ["user:hello", "user:bye\n>"]
+
+
+def test_output_ends_at_the_models_length(llm: LLM) -> None:
+    (result,) = llm.generate("a" * 60, SamplingParams(max_tokens=500))
+    assert len(result.outputs[0].token_ids) == 4
+
+
+def test_streams_may_interleave_with_each_other_and_with_generate(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6)
+    first, second = llm.stream("abc", params), llm.stream("xyz", params)
+    pieces = [next(first), next(second), next(first)]
+    assert llm.generate("01", params)[0].outputs[0].text == "010101"
+    assert pieces[0] + pieces[2] + "".join(first) == "abcabc"
+    assert pieces[1] + "".join(second) == "xyzxyz"
+
+
+def test_a_closed_stream_leaves_nothing_running(llm: LLM, engine: FakeEngine) -> None:
+    stream = llm.stream_chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=40))
+    next(stream)
+    stream.close()
+    assert not engine.has_work
+    assert engine.stats().num_blocks_in_use == 0
+
+
+def test_a_refusal_or_a_failure_of_one_prompt_leaves_nothing_running(llm: LLM, engine: FakeEngine) -> None:
+    with pytest.raises(InvalidRequestError, match="refuses"):
+        llm.generate(["ab", REFUSE.decode()])
+    assert not engine.has_work
+    with pytest.raises(EngineDeadError, match="on purpose"):
+        llm.generate(["ab", FAIL.decode()])
+    assert not engine.has_work
+    with pytest.raises(InvalidRequestError, match="no tokens"):
+        llm.generate(["ab", ""])
+    with pytest.raises(InvalidRequestError, match="a list of either"):
+        llm.generate([5.0])  # type: ignore[list-item]
+    assert not engine.has_work
+
+
+def test_leaving_the_context_closes_the_engine(llm: LLM, engine: FakeEngine) -> None:
+    with llm:
+        assert not engine.closed
+    assert engine.closed
+
+
+def test_a_misspelt_option_suggests_the_right_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean max_model_len"):
+        LLM(__file__, max_modle_len=5)
+
+
+def test_the_package_has_its_names_and_no_others() -> None:
+    assert octavo.LLM is LLM
+    assert octavo.SamplingParams is SamplingParams
+    assert octavo.__version__
+    with pytest.raises(AttributeError):
+        _ = octavo.nothing  # type: ignore[attr-defined]
