@@ -27,11 +27,8 @@ def __getattr__(name: str) -> object:
 
             return SamplingParams
         case "__version__":
-            from importlib.metadata import PackageNotFoundError, version
+            from octavo.core.version import version
 
-            try:
-                return version("octavo")
-            except PackageNotFoundError:
-                return "0+uninstalled"  # run from a source tree
+            return version()
         case _:
             raise AttributeError(f"module 'octavo' has no attribute {name!r}")

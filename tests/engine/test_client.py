@@ -98,18 +98,6 @@ def test_an_aborted_stream_ends_once_with_the_reason_abort() -> None:
     run(scenario)
 
 
-def test_an_id_can_be_used_again_only_after_its_request_has_ended() -> None:
-    async def scenario(client: EngineClient) -> None:
-        stream = client.generate(request("same", max_tokens=LONG))
-        with pytest.raises(InvalidRequestError, match="same"):
-            client.generate(request("same"))
-        await stream.aclose()
-        outputs = await collect(client.generate(request("same", b"xyz")))
-        assert b"".join(o.text for o in outputs) == b"xyzxy"
-
-    run(scenario)
-
-
 def test_a_request_that_the_engine_refuses_fails_alone() -> None:
     async def scenario(client: EngineClient) -> None:
         fine = client.generate(request("fine", max_tokens=50))

@@ -183,6 +183,17 @@ def test_a_request_id_is_echoed_and_names_the_reply(quick_server: ServerProcess)
     assert reply.json()["id"] == "cmpl-mine"
 
 
+def test_two_requests_with_one_id_do_not_meet(steady_server: ServerProcess) -> None:
+    async def scenario() -> list[str]:
+        async with httpx.AsyncClient(base_url=steady_server.url, timeout=20) as client:
+            replies = await asyncio.gather(
+                *(client.post("/v1/completions", json={"prompt": p, "request_id": "same"}) for p in ("ab", "cd"))
+            )
+            return [reply.json()["choices"][0]["text"] for reply in replies]
+
+    assert asyncio.run(scenario()) == ["ab" * 8, "cd" * 8]
+
+
 def test_small_routes_answer(quick_server: ServerProcess) -> None:
     assert httpx.get(f"{quick_server.url}/health").status_code == 200
     assert httpx.get(f"{quick_server.url}/ping").status_code == 200

@@ -86,6 +86,7 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(stream=True, stream_options={"usage": True}), 400, "stream_options"),
     (CHAT, chat(stream=True, stream_options={"include_obfuscation": True}), 400, "stream_options.include_obfuscation"),
     (CHAT, chat(cache_salt=""), 400, "cache_salt"),
+    (CHAT, chat(request_id="x" * 257), 400, "request_id"),
     (CHAT, chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs"),
     (CHAT, chat(n=2), 400, "n"),
     (CHAT, chat(logit_bias={"5": 1}), 400, "logit_bias"),

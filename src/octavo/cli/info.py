@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 
-import octavo
 from octavo.cli.table import format_table
 from octavo.core.errors import ConfigError
+from octavo.core.version import version
 from octavo.engine.engine import system_info
 from octavo.engine.frontend import resolve_model
 
@@ -16,6 +16,6 @@ def run() -> int:
         model = resolve_model(None)
     except ConfigError as error:
         model = str(error)
-    rows = [("octavo", octavo.__version__), ("Python", platform.python_version()), *system_info()]
+    rows = [("octavo", version()), ("Python", platform.python_version()), *system_info()]
     print(format_table([*rows, ("built-in model", model)]))
     return 0

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from octavo.cli import serve, terminal
 from octavo.cli.options import Parser
 from octavo.core.errors import EngineDeadError, OctavoError
+from octavo.core.version import version
 
 INTERRUPTED = 130  # as shells report a program that ctrl-C ended
 
@@ -58,13 +59,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 class _Version(argparse.Action):
-    """--version, which looks the version up only when asked."""
+    """Like argparse's own "version", but the version is looked up only when asked for."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="show the version and end")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        import octavo
-
-        print(f"octavo {octavo.__version__}")
+        print(f"octavo {version()}")
         parser.exit()

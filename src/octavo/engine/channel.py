@@ -1,7 +1,7 @@
 """Typed messages over a local socket pair: 4 bytes little-endian length, then msgpack.
 
-The wire format and the engine's end, `BlockingChannel`; the HTTP process's end is in `async_channel`. Neither knows what
-a message means. A socket pair is used because its end tells a death at once, however the other side died.
+The wire format and the engine's end, `BlockingChannel`; the HTTP process has `async_channel`. Knows nothing of what a
+message means. A socket pair is used because its end tells a death at once, however the other side died.
 """
 
 from __future__ import annotations

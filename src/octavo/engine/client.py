@@ -128,14 +128,13 @@ class EngineClient:
         return self._popen.pid
 
     def generate(self, request: Request) -> OutputStream:
-        """Submit a validated request. Raises EngineDeadError, or InvalidRequestError if its id is in use."""
+        """Submit a validated request, whose id no request to this client had before. Raises EngineDeadError.
+
+        An id is never used again because outputs of an aborted request may still be on their way.
+        """
         if self._death is not None:
             raise self._death
-        if request.request_id in self._streams:
-            raise InvalidRequestError(
-                f"request_id {request.request_id!r} belongs to a request that is still running: choose another",
-                param="request_id",
-            )
+        assert request.request_id not in self._streams
         stream = OutputStream(self, request.request_id)
         self._streams[request.request_id] = stream
         self._channel.send(Submit(request))

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import octavo
 from octavo.core.errors import EngineDeadError, OctavoError
+from octavo.core.version import version
 from octavo.server import metrics
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
@@ -36,7 +36,7 @@ def create_app(service: Service) -> ASGIApp:
         route("/health", health),
         route("/ping", health),
         route("/metrics", show_metrics),
-        route("/version", version),
+        route("/version", show_version),
     ]
     handlers = {
         ApiError: answer_error,
@@ -67,8 +67,8 @@ async def show_metrics(service: Service, _: HttpRequest) -> Response:
     return Response(service.metrics.render(), media_type=metrics.CONTENT_TYPE)
 
 
-async def version(_: Service, __: HttpRequest) -> Response:
-    return _json({"version": octavo.__version__})
+async def show_version(_: Service, __: HttpRequest) -> Response:
+    return _json({"version": version()})
 
 
 async def answer_error(_: HttpRequest, error: Exception) -> Response:

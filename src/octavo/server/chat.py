@@ -38,13 +38,13 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
         add_generation_prompt=body.add_generation_prompt,
         template_kwargs=body.chat_template_kwargs,
     )
-    token_ids = await service.encode(text, add_special_tokens=body.add_special_tokens, param="messages")
+    (token_ids,) = await service.encode([text], add_special_tokens=body.add_special_tokens, param="messages")
     reply_id = new_id("chatcmpl", body.request_id)
     try:
         request = service.frontend.build_request(
             token_ids,
             body.params(),
-            request_id=reply_id,
+            request_id=service.engine_id(reply_id),
             arrival_time=arrival_time,
             param="messages",
             cache_salt=body.cache_salt,

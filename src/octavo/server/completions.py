@@ -31,20 +31,18 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     service.check_model(body.model)
     params = body.params()
     reply_id = new_id("cmpl", body.request_id)
-    requests = []
-    for index, prompt in enumerate(body.prompts()):
-        if isinstance(prompt, str):
-            prompt = await service.encode(prompt, add_special_tokens=body.add_special_tokens, param="prompt")
-        requests.append(
-            service.frontend.build_request(
-                prompt,
-                params,
-                request_id=f"{reply_id}-{index}",
-                arrival_time=arrival_time,
-                cache_salt=body.cache_salt,
-                clamp_max_tokens=body.max_tokens is None,
-            )
+    prompts = await service.encode(body.prompts(), add_special_tokens=body.add_special_tokens, param="prompt")
+    requests = [
+        service.frontend.build_request(
+            token_ids,
+            params,
+            request_id=service.engine_id(reply_id),
+            arrival_time=arrival_time,
+            cache_salt=body.cache_salt,
+            clamp_max_tokens=body.max_tokens is None,
         )
+        for token_ids in prompts
+    ]
     generations = service.submit(requests)
     run = _Completions(service, body, generations, reply_id)
     if body.stream:

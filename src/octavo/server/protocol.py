@@ -68,6 +68,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 CHAT_ROLES = ("system", "developer", "user", "assistant")
 MESSAGE_FIELDS = ("role", "content", "name")
+MAX_NAME_CHARACTERS = 256  # of request_id and cache_salt
 MAX_PROMPTS = 1024  # in one completions request
 
 
@@ -138,8 +139,12 @@ class GenerationBody(Struct, kw_only=True):
                 raise InvalidRequestError("stream_options needs stream=true: set it, or leave it out", "stream_options")
             if self.stream_options.include_obfuscation:
                 raise _unsupported("stream_options.include_obfuscation", True)
-        if self.cache_salt == "":
-            raise InvalidRequestError("cache_salt is empty: send a non-empty string, or leave it out", "cache_salt")
+        for name in ("cache_salt", "request_id"):
+            value = getattr(self, name)
+            if value is not None and not 0 < len(value) <= MAX_NAME_CHARACTERS:
+                raise InvalidRequestError(
+                    f"{name} has {len(value)} characters; it must have 1 to {MAX_NAME_CHARACTERS}, or be left out", name
+                )
 
 
 class ChatBody(GenerationBody, kw_only=True):

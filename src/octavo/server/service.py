@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
@@ -37,6 +38,11 @@ class Service:
         self.clock = clock
         self.metrics = Metrics(client, clock)
         self.created = int(time.time())
+        self._num_requests = itertools.count()
+
+    def engine_id(self, reply_id: str) -> str:
+        """An id for the engine that never comes again, whatever id the client chose; `reply_id` is for the reader."""
+        return f"{next(self._num_requests)}-{reply_id}"
 
     @property
     def model_name(self) -> str:
@@ -50,12 +56,21 @@ class Service:
                 404, f"model {shown!r} is not served here; use {self.model_name!r}", "model", "model_not_found"
             )
 
-    async def encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-        """`Frontend.encode` that keeps the event loop free."""
-        encode = self.frontend.encode
-        if len(text) <= THREAD_CHARACTERS:
-            return encode(text, add_special_tokens=add_special_tokens, param=param)
-        return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens, param=param)
+    async def encode(
+        self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool, param: str
+    ) -> list[list[int]]:
+        """Token ids of each prompt, by `Frontend.encode` where it is text; the event loop stays free meanwhile."""
+
+        def encode_all() -> list[list[int]]:
+            return [
+                self.frontend.encode(prompt, add_special_tokens=add_special_tokens, param=param)
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in prompts
+            ]
+
+        num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        return encode_all() if num_characters <= THREAD_CHARACTERS else await asyncio.to_thread(encode_all)
 
     def submit(self, requests: Sequence[Request]) -> list[Generation]:
         """All of `requests` submitted, or none. Raises what `EngineClient.generate` raises."""
