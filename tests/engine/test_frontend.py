@@ -10,7 +10,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
 from octavo.engine import frontend as frontend_module
-from octavo.engine.frontend import Detokenizer, Frontend, resolve_model
+from octavo.engine.frontend import Detokenizer, Frontend, load_text_side, resolve_model
 
 INFO = FakeEngine(EngineConfig("echo", max_model_len=100)).info
 
@@ -94,3 +94,12 @@ def test_a_missing_model_is_named_with_the_way_out(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(frontend_module, "find_builtin_model", lambda: None)
     with pytest.raises(ConfigError, match="pip install"):
         resolve_model(None)
+
+
+def test_the_built_in_model_brings_its_tokenizer_and_template() -> None:
+    tokenizer, template = load_text_side(resolve_model(None))
+    assert template is not None
+    text = template.render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    assert b"".join(tokenizer.visible_bytes(t, False) for t in token_ids).decode() == text

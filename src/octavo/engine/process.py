@@ -12,6 +12,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,7 +58,8 @@ def launch_engine(config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND)
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # ctrl-C in the terminal is for the parent alone
         )
-    ours.sendall(encode_frame(Configure(config)))
+    with suppress(OSError):  # if it is dead already, whoever connects will be told
+        ours.sendall(encode_frame(Configure(config)))
     return EngineProcess(popen, ours)
 
 
