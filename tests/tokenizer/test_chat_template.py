@@ -22,7 +22,9 @@ TEMPLATES = {
 {%- endif %}
 {% for m in rest %}
 <|im_start|>{{ m.role }}
+    {% if m.content %}
 {{ m.content }}<|im_end|>
+    {% endif %}
 {% endfor %}
 {% if add_generation_prompt %}
 <|im_start|>assistant

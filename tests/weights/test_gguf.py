@@ -238,9 +238,11 @@ def test_random_corruption_never_crashes_or_hangs(path: Path) -> None:
 
 def test_hostile_counts_in_a_huge_file_allocate_little(path: Path) -> None:
     # Sparse: 8 GiB of zeros that cost no disk. Each count would fit in the file.
-    for kind, count in [(0, 2**32), (0, 2**27), (8, 2**29), (9, 2**28)]:
+    arrays = [(0, 2**32), (0, 2**27), (8, 2**29), (9, 2**28)]
+    values = [key("k", 9, struct.pack("<IQ", kind, count)) for kind, count in arrays]
+    for value in [*values, key("k", 8, struct.pack("<Q", 2**30))]:
         with path.open("wb") as file:
-            file.write(header(0, 1) + key("k", 9, struct.pack("<IQ", kind, count)))
+            file.write(header(0, 1) + value)
             file.truncate(2**33)
         tracemalloc.start()
         with pytest.raises(ModelFileError, match=r"cannot be in|more than"):
