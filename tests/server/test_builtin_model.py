@@ -1,0 +1,98 @@
+"""The whole way with the real engine and the built-in model, started as a user starts it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tests.server.harness import ServerProcess, metric, openai_client, server, wait_until
+
+from octavo.core.records import SamplingParams
+from octavo.llm import LLM
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+PROMPT = "The quick brown fox"
+SMALL = ("--max-model-len", "512", "--max-num-seqs", "8", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def octavo_server() -> Iterator[ServerProcess]:
+    with server([sys.executable, "-m", "octavo", "serve", "--port", "0", *SMALL]) as process:
+        yield process
+
+
+def model_name(process: ServerProcess) -> str:
+    return openai_client(process).models.list().data[0].id
+
+
+def test_the_start_shows_where_the_memory_goes(octavo_server: ServerProcess) -> None:
+    assert len(octavo_server.lines) > 3
+    assert "Traceback" not in octavo_server.log
+
+
+def test_the_model_answers_a_question(octavo_server: ServerProcess) -> None:
+    reply = openai_client(octavo_server).chat.completions.create(
+        model=model_name(octavo_server), messages=QUESTION, temperature=0, max_tokens=30
+    )
+    assert "Paris" in (reply.choices[0].message.content or "")
+
+
+def test_a_stream_and_the_offline_llm_give_the_same_text_and_logprobs(octavo_server: ServerProcess) -> None:
+    kwargs = {"model": model_name(octavo_server), "prompt": PROMPT, "temperature": 0, "max_tokens": 24, "logprobs": 2}
+    client = openai_client(octavo_server)
+    whole = client.completions.create(**kwargs).choices[0]
+    chunks = [chunk.choices[0] for chunk in client.completions.create(stream=True, **kwargs)]
+    assert "".join(c.text for c in chunks) == whole.text
+    assert whole.logprobs is not None
+    assert [p for c in chunks for p in c.logprobs.token_logprobs] == whole.logprobs.token_logprobs
+    assert [p for c in chunks for p in c.logprobs.text_offset] == whole.logprobs.text_offset
+    with LLM(max_model_len=512, max_num_seqs=8, threads=1) as llm:
+        (result,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=24, logprobs=2))
+    offline = result.outputs[0]
+    assert offline.text == whole.text
+    assert offline.logprobs is not None
+    chosen = [entry[t].logprob for t, entry in zip(offline.token_ids, offline.logprobs, strict=True)]
+    assert chosen == whole.logprobs.token_logprobs
+
+
+def test_a_seeded_request_repeats_and_a_stop_string_stops(octavo_server: ServerProcess) -> None:
+    client, name = openai_client(octavo_server), model_name(octavo_server)
+    first, again = (
+        client.completions.create(model=name, prompt=PROMPT, seed=5, max_tokens=20).choices[0].text for _ in range(2)
+    )
+    assert first == again
+    greedy = client.completions.create(model=name, prompt=PROMPT, temperature=0, max_tokens=20).choices[0].text
+    stop = greedy.strip()[4:8]
+    cut = client.completions.create(model=name, prompt=PROMPT, temperature=0, max_tokens=20, stop=stop).choices[0]
+    assert (cut.text, cut.finish_reason) == (greedy[: greedy.index(stop)], "stop")
+
+
+def test_a_repeated_prompt_is_found_in_the_prefix_cache(octavo_server: ServerProcess) -> None:
+    client, name = openai_client(octavo_server), model_name(octavo_server)
+    prompt = "Once upon a time there was a cache. " * 8
+    cached = []
+    for _ in range(2):
+        usage = client.completions.create(model=name, prompt=prompt, max_tokens=2).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        cached.append(usage.prompt_tokens_details.cached_tokens)
+    assert cached[0] == 0
+    assert cached[1] is not None
+    assert cached[1] >= 48
+    assert metric(octavo_server, "prefix_cache_hits_total") >= 48
+
+
+def test_a_client_that_leaves_frees_its_blocks(octavo_server: ServerProcess) -> None:
+    with openai_client(octavo_server) as client:
+        stream = client.completions.create(
+            model=model_name(octavo_server),
+            prompt=PROMPT,
+            stream=True,
+            max_tokens=480,
+            extra_body={"ignore_eos": True},
+        )
+        next(stream)
+        stream.close()
+    wait_until(lambda: metric(octavo_server, "num_requests_running") == 0)
+    assert metric(octavo_server, "kv_cache_usage_perc") == 0
