@@ -68,7 +68,10 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(Vocabulary):
-    """A vocabulary that can also encode. Encoding is thread-safe and releases the interpreter lock."""
+    """A vocabulary that can also encode. Encoding is thread-safe and releases the interpreter lock.
+
+    add_bos: whether a prompt begins with the BOS token, as the file or else the family says.
+    """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         super().__init__(metadata)

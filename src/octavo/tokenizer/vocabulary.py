@@ -66,6 +66,7 @@ _TO_LATIN1 = dict.fromkeys(range(256), 0xFFFF) | {ord(char): byte for byte, char
 class Vocabulary:
     """The token table of a byte-level BPE model.
 
+    texts, types: each token as the file spells it, and its TokenType.
     token_bytes: the visible bytes of each id; a special token's are its text, an unused token has none.
     is_special: for each id, whether it is a control (or the unknown) token, left out of replies by default.
     bos_token_id, eos_token_id: None if the model has none. eos_token_ids: every id that ends a reply.
