@@ -1,8 +1,9 @@
 // Sampling of one row: penalties, filters and the draw, as src/octavo/runner/sampling.py specifies.
 //
-// Nothing is sorted. One pass finds the maximum of each lane of each chunk; these maxima bound the k-th best logit from
-// below, so that a second pass can gather a few candidates, among which a quickselect by count or by mass finds where
-// top-k and top-p cut. What a row needs depends on its own parameters and logits only.
+// Nothing is sorted. One pass finds the maximum of each lane of each chunk; these maxima bound the k-th best logit
+// from below, so that a second pass can gather a few candidates, among which a quickselect finds where top-k cuts.
+// Where top-p cuts is bisected first, by passes that sum the mass above a logit. Which passes are taken depends on the
+// row alone.
 namespace octavo::OCTAVO_ISA {
 
 struct Candidate {
@@ -31,7 +32,8 @@ static SampleMemory sample_memory(SampleScratch *scratch, int vocab) {
 }
 
 static constexpr float kLargest = 3.402823466e38f;  // the largest float: what +infinity counts as
-static constexpr float kNothing = -__builtin_inff();
+static constexpr float kInfinity = __builtin_inff();
+static constexpr float kNothing = -kInfinity;
 
 // NaN counts as -infinity, so every other comparison in this file is among numbers.
 OCTAVO_INLINE float clean(float x) { return x > kLargest ? kLargest : (x == x ? x : kNothing); }
@@ -98,19 +100,20 @@ OCTAVO_INLINE bool before(const Candidate &a, const Candidate &b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-// Candidates with a logit of at least `threshold`, in ascending order of id.
-static int gather(const float *x, int n, const float *maxima, float threshold, Candidate *out) {
+// Candidates with a logit from `least` up to but excluding `below`, in ascending order of id.
+static int gather(const float *x, int n, const float *maxima, float least, float below, Candidate *out) {
   int count = 0;
   for (int start = 0; start < n; start += kSampleChunk) {
-    if (reduce_max(load(maxima + start / kSampleChunk * kLanes)) < threshold) continue;
+    if (reduce_max(load(maxima + start / kSampleChunk * kLanes)) < least) continue;
     int end = start + kSampleChunk < n ? start + kSampleChunk : n;
     for (int i = start; i < end; i += kLanes) {
-      if (reduce_max(load_logits(x, i, n)) < threshold) continue;
+      F32 logits = load_logits(x, i, n);
+      if (reduce_max(where_less(logits, set1(below), logits, set1(kNothing))) < least) continue;
       int stop = i + kLanes < end ? i + kLanes : end;
       for (int id = i; id < stop; id++) {
         float logit = clean(x[id]);
         out[count] = {logit, id, 1.0f};
-        count += logit >= threshold;
+        count += (logit >= least) & (logit < below);
       }
     }
   }
@@ -206,34 +209,91 @@ static double weigh_candidates(const Candidate *c, int n, float best, float temp
   return weigh(m.weights, n, best, temperature, kNothing, m.weights, m.sums);
 }
 
-// Puts the survivors of top-k and top-p into m.candidates in ascending order of id. Returns how many.
-static int filter(const float *x, int n, float best, float temperature, float cutoff, int top_k, float top_p,
-                  const SampleMemory &m) {
+// Puts the survivors of top-k, and of top-p among them, into m.candidates in ascending order of id. Returns how many.
+static int keep_top_k(const float *x, int n, float best, float temperature, float cutoff, int top_k, float top_p,
+                      const SampleMemory &m) {
   Candidate *c = m.candidates;
-  int count;
-  if (top_k > 0 && top_k < n) {
-    float bound = bound_of_best(m.maxima, sample_chunks(n) * kLanes, top_k, c);
-    count = take_best(c, gather(x, n, m.maxima, bound > cutoff ? bound : cutoff, c), top_k);
-    if (top_p < 1) {
-      double total = weigh_candidates(c, count, best, temperature, m);
-      for (int i = 0; i < count; i++) c[i].weight = m.weights[i];
-      count = take_best(c, count, static_cast<double>(top_p) * total);
-    }
-  } else {
-    double total = weigh(x, n, best, temperature, cutoff, m.weights, m.sums);
-    // All ids with less than this weight have together at most half of what top-p may leave out.
-    double least = 0.5 * (1.0 - static_cast<double>(top_p)) * total / n;
-    float bound = static_cast<float>(best + temperature * log(least));
-    count = gather(x, n, m.maxima, bound > cutoff ? bound : cutoff, c);
-    for (int i = 0; i < count; i++) c[i].weight = m.weights[c[i].id];
+  float bound = bound_of_best(m.maxima, sample_chunks(n) * kLanes, top_k, c);
+  int count = gather(x, n, m.maxima, bound > cutoff ? bound : cutoff, kInfinity, c);
+  count = take_best(c, count, top_k);
+  if (top_p < 1) {
+    double total = weigh_candidates(c, count, best, temperature, m);
+    for (int i = 0; i < count; i++) c[i].weight = m.weights[i];
     count = take_best(c, count, static_cast<double>(top_p) * total);
   }
   Candidate worst = c[count - 1];
-  int gathered = gather(x, n, m.maxima, worst.logit, c);
+  int gathered = gather(x, n, m.maxima, worst.logit, kInfinity, c);
   count = 0;
   for (int i = 0; i < gathered; i++)
     if (!before(worst, c[i])) c[count++] = c[i];
   return count;
+}
+
+// The mass of the logits from `least` on. Cleaning them is for `weigh` alone: what is not a number weighs 0.
+static double mass_from(const float *x, const float *weights, int n, float least) {
+  double mass = 0;
+  for (int start = 0; start < n; start += kSampleChunk) {
+    F32 sum = zero();
+    for (int i = start; i < start + kSampleChunk && i < n; i += kLanes) {
+      F32 logit = i + kLanes <= n ? load(x + i) : load_n(x + i, n - i);
+      sum = sum + where_less(logit, set1(least), zero(), load(weights + i));
+    }
+    mass += reduce_add(sum);
+  }
+  return mass;
+}
+
+// Top-p over the whole row: zeroes the weights outside of it, in m.weights and m.sums. Returns the new total.
+static double keep_top_p(const float *x, int n, float best, float temperature, float top_p, double total,
+                         const SampleMemory &m) {
+  double target = static_cast<double>(top_p) * total;
+  // All ids with less than this weight have together at most half of what top-p may leave out.
+  double negligible = 0.5 * (1.0 - static_cast<double>(top_p)) * total / n;
+  float least = static_cast<float>(best + temperature * log(negligible)), below = best;
+  if (least < -kLargest) least = -kLargest;
+
+  // Narrow down where the cut is: in [least, below), where `above` is the mass from `below` on. Ten halvings
+  // leave a few hundred candidates in a flat row of 50,000.
+  double above = mass_from(x, m.weights, n, best);
+  if (above >= target) {
+    least = best;
+    below = kInfinity;
+    above = 0;
+  }
+  for (int i = 0; i < 10 && least < best; i++) {
+    float middle = least + (below - least) / 2;
+    if (!(middle > least && middle < below)) break;
+    double mass = mass_from(x, m.weights, n, middle);
+    if (mass >= target) {
+      least = middle;
+    } else {
+      below = middle;
+      above = mass;
+    }
+  }
+
+  Candidate *c = m.candidates;
+  int count = gather(x, n, m.maxima, least, below, c);
+  if (count == 0) return total;  // p so near to 1 that nothing but rounding lies beyond
+  for (int i = 0; i < count; i++) c[i].weight = m.weights[c[i].id];
+  Candidate worst = c[take_best(c, count, target - above) - 1];
+
+  F32 cut = set1(worst.logit), past = set1(static_cast<float>(worst.id + 1)), ids = lane_index();
+  total = 0;
+  for (int start = 0; start < n; start += kSampleChunk) {
+    F32 sum = zero();
+    for (int i = start; i < start + kSampleChunk && i < n; i += kLanes) {
+      F32 logit = load_logits(x, i, n), weight = load(m.weights + i);
+      F32 tied = where_less(ids, past, weight, zero());
+      weight = where_less(cut, logit, weight, where_less(logit, cut, zero(), tied));
+      store(m.weights + i, weight);
+      sum = sum + weight;
+      ids = ids + set1(static_cast<float>(kLanes));
+    }
+    m.sums[start / kSampleChunk] = reduce_add(sum);
+    total += m.sums[start / kSampleChunk];
+  }
+  return total;
 }
 
 static void mask_and_penalise(const SampleArgs &args, int row, float *x) {
@@ -274,16 +334,18 @@ static int choose(const SampleArgs &args, int row, const float *x, const SampleM
     if (least > cutoff) cutoff = least;
   }
   double u = uniform(args.seed[row], args.position[row], args.sample_index[row]);
-  if ((top_k > 0 && top_k < n) || top_p < 1) {
-    int count = filter(x, n, best, temperature, cutoff, top_k, top_p, m);
+  if (top_k > 0 && top_k < n) {
+    int count = keep_top_k(x, n, best, temperature, cutoff, top_k, top_p, m);
     double total = weigh_candidates(m.candidates, count, best, temperature, m);
     return m.candidates[draw(m.weights, count, m.sums, total, u)].id;
   }
   double total = weigh(x, n, best, temperature, cutoff, m.weights, m.sums);
+  if (top_p < 1) total = keep_top_p(x, n, best, temperature, top_p, total, m);
   return draw(m.weights, n, m.sums, total, u);
 }
 
-struct LogSum {  // a logit's log-probability is (logit - best) - log_sum; kept apart, as huge logits would swallow a sum
+// A log-probability is (logit - best) - log_sum: kept apart, because a huge logit would swallow the sum.
+struct LogSum {
   double best, log_sum;
   float logprob(float logit) const { return static_cast<float>(logit - best - log_sum); }
 };
@@ -301,7 +363,7 @@ static LogSum write_top_logprobs(const SampleArgs &args, int row, const float *x
 
   Candidate *c = m.candidates;
   float bound = bound_of_best(m.maxima, sample_chunks(n) * kLanes, k, c);
-  int gathered = gather(x, n, m.maxima, bound, c);
+  int gathered = gather(x, n, m.maxima, bound, kInfinity, c);
   take_best(c, gathered, k);
   for (int i = 1; i < k; i++)
     for (int j = i; j > 0 && before(c[j], c[j - 1]); j--) swap_candidates(c[j], c[j - 1]);

@@ -1,8 +1,8 @@
 """The native sampling kernel against its specification, for every instruction set that this machine can run.
 
-The kernel is compiled from csrc/ by itself here, with the flags of CMakeLists.txt, so that these tests need no installed
-build. Weights are float32 there and float64 here: where a token differs, the difference must be shown to come from a sum
-within TOLERANCE of the bound it is compared with, and that must be rare.
+The kernel is compiled from csrc/ by itself here, with the flags of CMakeLists.txt, so that these tests need no
+installed build. Weights are float32 there and float64 here: where a token differs, the difference must be shown to come
+from a sum within TOLERANCE of the bound it is compared with, and that must be rare.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +44,9 @@ WRAPPER = """
 extern "C" {{
 size_t scratch_bytes(int vocab) {{ return octavo::sample_scratch_bytes(vocab); }}
 void philox(uint32_t *counter, uint32_t k0, uint32_t k1) {{ octavo::OCTAVO_ISA::philox4x32(counter, k0, k1); }}
+double uniform_of(uint64_t seed, uint32_t position, uint32_t sample_index) {{
+  return octavo::OCTAVO_ISA::uniform(seed, position, sample_index);
+}}
 void sample(const octavo::SampleArgs *args, void *scratch) {{
   for (int row = 0; row < args->rows; row++)
     octavo::OCTAVO_ISA::sample_row(*args, row, static_cast<octavo::SampleScratch *>(scratch));
@@ -54,7 +56,7 @@ void sample(const octavo::SampleArgs *args, void *scratch) {{
 
 
 class SampleArgs(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("logits", ctypes.c_void_p),
         ("stride", ctypes.c_int64),
         ("vocab", ctypes.c_int),
@@ -68,11 +70,16 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         library.scratch_bytes.restype = ctypes.c_size_t
+        library.uniform_of.restype = ctypes.c_double
+        library.uniform_of.argtypes = [ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32]
 
     def philox(self, counter: list[int], key: list[int]) -> list[int]:
         words = (ctypes.c_uint32 * 4)(*counter)
         self._library.philox(words, ctypes.c_uint32(key[0]), ctypes.c_uint32(key[1]))
         return list(words)
+
+    def uniform(self, seed: int, position: int, sample_index: int) -> float:
+        return float(self._library.uniform_of(seed, position, sample_index))
 
     def sample(self, logits: Array, rows: int, *arrays: Array) -> None:
         """As `sampling.sample`. The logits are copied; what lies past the end of a row, and in the scratch, is NaN."""
@@ -149,9 +156,7 @@ def copied(arrays: SampleArrays) -> SampleArrays:
 
 def random_logits(rng: np.random.Generator, rows: int, vocab: int) -> Array:
     """Rows peaky to flat; some coarse (many ties), some with holes, infinities and NaN."""
-    logits = rng.normal(size=(rows, vocab)) * np.exp(rng.uniform(-3, 2.5, size=(rows, 1)))
-    for row in logits[rng.random(rows) < 0.2]:
-        np.round(row, out=row)
+    logits = rng.normal(size=(rows, vocab)) * np.exp(rng.uniform(-8, 2.5, size=(rows, 1)))
     coarse = rng.random(rows) < 0.2
     logits[coarse] = np.round(logits[coarse])
     broken = rng.random(rows) < 0.1
@@ -196,7 +201,7 @@ def random_arrays(rng: np.random.Generator, rows: int, vocab: int) -> SampleArra
 
 
 def rounding_explains(token: int, logits: Array, a: SampleArrays, row: int) -> bool:
-    """Whether `token` is what the specification yields when a sum within TOLERANCE of a bound falls on its other side."""
+    """Whether `token` is what the specification yields when sums within TOLERANCE of a bound fall on its other side."""
     x = mask_and_penalise(clean(logits[row]), a, row)
     if a.temperature[row] < np.float32(1e-5) or x.max() == -np.inf:
         return False
@@ -239,9 +244,25 @@ def test_native_philox_gives_the_published_answers(
     assert kernel.philox(counter, key) == expected
 
 
+def test_native_random_numbers_are_the_specified_ones(kernel: Kernel) -> None:
+    for seed, position, sample_index in [(0, 0, 0), (2**64 - 1, 5, 0), (2**40 + 3, 2**32 - 1, 7)]:
+        assert kernel.uniform(seed, position, sample_index) == uniform(seed, position, sample_index)
+
+
 @pytest.mark.parametrize(
     ("vocab", "rows"),
-    [(1, 200), (7, 1000), (16, 500), (100, 3000), (511, 1000), (513, 1000), (1000, 2000), (3000, 1500), (49152, 60)],
+    [
+        (1, 200),
+        (7, 1000),
+        (16, 500),
+        (20, 1000),
+        (100, 3000),
+        (511, 1000),
+        (513, 1000),
+        (1000, 2000),
+        (3000, 1500),
+        (49152, 60),
+    ],
 )
 def test_kernel_yields_what_the_specification_says(kernel: Kernel, vocab: int, rows: int) -> None:
     rng = np.random.default_rng(vocab)
@@ -252,7 +273,7 @@ def test_kernel_yields_what_the_specification_says(kernel: Kernel, vocab: int, r
     kernel.sample(logits, rows, *ours)
 
     differ = np.flatnonzero(ours.token != theirs.token)
-    unexplained = [int(row) for row in differ if not rounding_explains(int(ours.token[row]), logits, ours, row)]
+    unexplained = [int(row) for row in differ if not rounding_explains(int(ours.token[row]), logits, ours, int(row))]
     assert unexplained == []
     assert len(differ) <= max(1, rows // 500)
     same = ours.token == theirs.token
@@ -315,13 +336,13 @@ def test_broken_rows_yield_a_token_that_is_not_masked(kernel: Kernel, temperatur
     assert (a.logprob[[0, 1, 4]] == -np.inf).all()
 
 
-CHI_SQUARE_CASES: dict[str, Callable[[SampleArrays], None]] = {
-    "plain": lambda a: None,
-    "warm": lambda a: a.temperature.fill(1.7),
-    "top_k": lambda a: a.top_k.fill(9),
-    "top_p": lambda a: a.top_p.fill(0.8),
-    "top_k_and_top_p": lambda a: (a.top_k.fill(20), a.top_p.fill(0.7))[0],
-    "min_p": lambda a: a.min_p.fill(0.1),
+CHI_SQUARE_CASES: dict[str, dict[str, float]] = {
+    "plain": {},
+    "warm": {"temperature": 1.7},
+    "top_k": {"top_k": 9},
+    "top_p": {"top_p": 0.8},
+    "top_k_and_top_p": {"top_k": 20, "top_p": 0.7},
+    "min_p": {"min_p": 0.1},
 }
 
 
@@ -331,7 +352,8 @@ def test_draws_follow_the_specified_distribution(kernel: Kernel, case: str) -> N
     logits = np.random.default_rng(3).normal(size=vocab).astype(np.float32) * 1.5
     a = greedy_arrays(draws)
     a.temperature[:] = 1
-    CHI_SQUARE_CASES[case](a)
+    for name, value in CHI_SQUARE_CASES[case].items():
+        getattr(a, name).fill(value)
     a.seed[:] = 11
     a.position[:] = np.arange(draws)  # one request's successive tokens
     kernel.sample(np.tile(logits, (draws, 1)), draws, *a)
