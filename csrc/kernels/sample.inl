@@ -12,7 +12,7 @@ struct Candidate {
   float weight;
 };
 
-struct SampleMemory {  // the parts of a thread's scratch, for `chunks` chunks
+struct SampleMemory {     // the parts of a thread's scratch, for `chunks` chunks
   double *sums;           // [chunks]
   float *maxima;          // [chunks * kLanes]
   float *raw;             // [chunks * kSampleChunk]
@@ -96,9 +96,7 @@ static int first_of(const float *x, int n, const float *maxima, float best) {
 }
 
 // The order of all rankings: by logit, descending; ties by lower id.
-OCTAVO_INLINE bool before(const Candidate &a, const Candidate &b) {
-  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
+OCTAVO_INLINE bool before(const Candidate &a, const Candidate &b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 
 // Candidates with a logit from `least` up to but excluding `below`, in ascending order of id.
 static int gather(const float *x, int n, const float *maxima, float least, float below, Candidate *out) {
@@ -210,8 +208,7 @@ static double weigh_candidates(const Candidate *c, int n, float best, float temp
 }
 
 // Puts the survivors of top-k, and of top-p among them, into m.candidates in ascending order of id. Returns how many.
-static int keep_top_k(const float *x, int n, float best, float temperature, float cutoff, int top_k, float top_p,
-                      const SampleMemory &m) {
+static int keep_top_k(const float *x, int n, float best, float temperature, float cutoff, int top_k, float top_p, const SampleMemory &m) {
   Candidate *c = m.candidates;
   float bound = bound_of_best(m.maxima, sample_chunks(n) * kLanes, top_k, c);
   int count = gather(x, n, m.maxima, bound > cutoff ? bound : cutoff, kInfinity, c);
@@ -244,8 +241,7 @@ static double mass_from(const float *x, const float *weights, int n, float least
 }
 
 // Top-p over the whole row: zeroes the weights outside of it, in m.weights and m.sums. Returns the new total.
-static double keep_top_p(const float *x, int n, float best, float temperature, float top_p, double total,
-                         const SampleMemory &m) {
+static double keep_top_p(const float *x, int n, float best, float temperature, float top_p, double total, const SampleMemory &m) {
   double target = static_cast<double>(top_p) * total;
   // All ids with less than this weight have together at most half of what top-p may leave out.
   double negligible = 0.5 * (1.0 - static_cast<double>(top_p)) * total / n;
@@ -377,16 +373,14 @@ static LogSum write_top_logprobs(const SampleArgs &args, int row, const float *x
 // 1 + the number of larger logits. Counts are exact in float: fewer than 2^24 ids.
 static int32_t rank_of(const float *x, int n, float logit) {
   F32 larger = zero();
-  for (int i = 0; i < n; i += kLanes)
-    larger = larger + where_less(set1(logit), load_logits(x, i, n), set1(1.0f), zero());
+  for (int i = 0; i < n; i += kLanes) larger = larger + where_less(set1(logit), load_logits(x, i, n), set1(1.0f), zero());
   return 1 + static_cast<int32_t>(reduce_add(larger));
 }
 
 static void sample_row(const SampleArgs &args, int row, SampleScratch *scratch) {
   SampleMemory m = sample_memory(scratch, args.vocab);
   float *x = args.logits + row * args.stride, *raw = x;
-  bool edits = args.mask_offsets[row] < args.mask_offsets[row + 1] ||
-               args.penalty_offsets[row] < args.penalty_offsets[row + 1];
+  bool edits = args.mask_offsets[row] < args.mask_offsets[row + 1] || args.penalty_offsets[row] < args.penalty_offsets[row + 1];
   bool logprobs = args.num_logprobs[row] >= 0;
   LogSum all{0, 0};
   if (logprobs) {
