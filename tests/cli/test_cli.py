@@ -112,7 +112,8 @@ def test_a_misspelt_flag_suggests_the_right_one(capsys: pytest.CaptureFixture[st
         (["complete", "hello", "--url", "http://127.0.0.1:9"], "is the server running there?"),
         (["complete", "hello", "--temperature", "3", "--url", "http://127.0.0.1:9"], "temperature is 3.0"),
         (["sevre"], "sevre"),
-        ([], "COMMAND"),
+        ([], "name a command: serve, chat, complete, info"),
+        (["--prot"], "unknown argument --prot"),
     ],
 )
 def test_a_wrong_command_is_one_line_and_code_2(

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import pytest
 from tests.server.fake_engine import CRASH, FAIL, REFUSE
-from tests.server.harness import ROOT, fake_engine_command
+from tests.server.harness import ENVIRONMENT, fake_engine_command
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import EngineDeadError, InvalidRequestError, ModelFileError
@@ -21,7 +21,7 @@ LONG = 100_000  # tokens: never reached
 
 @pytest.fixture(autouse=True)
 def _children_find_the_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
 
 
 def request(name: str, prompt: bytes = b"abc", max_tokens: int = 5) -> Request:

@@ -57,6 +57,8 @@ class FakeEngine:
     def __init__(self, config: EngineConfig, step_seconds: float = 0.0) -> None:
         if config.model.endswith(".broken"):
             raise ModelFileError(f"{config.model} is not a GGUF file: its first bytes are 'NOPE'")
+        if config.model.endswith(".slow"):
+            time.sleep(60)
         max_model_len = config.max_model_len or 1024
         self.info = EngineInfo(
             served_model_name=config.served_model_name or MODEL_NAME,

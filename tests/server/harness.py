@@ -18,6 +18,7 @@ from pathlib import Path
 import openai
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 START_SECONDS = 30
 
 
@@ -36,8 +37,7 @@ class ServerProcess:
         return "".join(self.lines)
 
     def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text().split()
-        (pid,) = map(int, children)
+        (pid,) = children_of(self.popen.pid)
         return pid
 
     def end(self, number: signal.Signals = signal.SIGINT) -> int:
@@ -47,12 +47,15 @@ class ServerProcess:
         return self.popen.wait(10)
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @contextmanager
 def server(command: Sequence[str]) -> Iterator[ServerProcess]:
     """A server that has said its URL."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     popen = subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     process = ServerProcess(popen)
     ready = threading.Event()

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from tests.server.fake_engine import CRASH, MODEL_NAME
-from tests.server.harness import ROOT, ServerProcess, metric, openai_client, wait_until
+from tests.server.harness import ENVIRONMENT, ROOT, ServerProcess, children_of, metric, openai_client, wait_until
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -127,7 +127,7 @@ def failing_start(port: int, model: str = "echo") -> str:
     done = subprocess.run(
         [sys.executable, "-m", "tests.server.fake_server", str(port), "0", model],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=30,
@@ -149,3 +149,16 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_line() -> None:
 
 def test_a_port_that_cannot_be_is_one_clear_line() -> None:
     assert "between 0 and 65535" in failing_start(70000)
+
+
+def test_a_signal_while_the_model_loads_ends_the_server_cleanly() -> None:
+    slow_start = [sys.executable, "-m", "tests.server.fake_server", "0", "0", "echo.slow"]
+    popen = subprocess.Popen(slow_start, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_until(lambda: bool(children_of(popen.pid)))
+    (engine,) = children_of(popen.pid)
+    time.sleep(0.7)  # the handlers are in place by now, and the model takes a minute
+    popen.send_signal(signal.SIGTERM)
+    output, _ = popen.communicate(timeout=5)
+    assert popen.returncode == 0
+    assert output == b""
+    assert is_gone(engine)

@@ -17,7 +17,7 @@ INTERRUPTED = 130  # as shells report a program that ctrl-C ended
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="octavo", description="Serve large language models to many users at once.")
     parser.add_argument("--version", action=_Version)
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     commands: dict[str, Parser] = {}
 
     def command(name: str, text: str) -> Parser:
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command("info", "Show what octavo sees of this machine.")
 
     args = parser.parse_all(argv, commands)
+    if args.command is None:
+        parser.error(f"name a command: {', '.join(commands)}; each has --help")
     return exit_code(lambda: _run(args))
 
 

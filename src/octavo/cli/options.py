@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
     def parse_all(self, argv: Sequence[str] | None, commands: dict[str, Parser]) -> argparse.Namespace:
         args, unknown = self.parse_known_args(argv)
         if unknown:
-            parser = commands[args.command]
+            parser = commands.get(args.command, self)
             flag = unknown[0].split("=", 1)[0]
             near = difflib.get_close_matches(flag, parser._option_string_actions, n=1)
             hint = f"did you mean {near[0]}?" if near else f"'{parser.prog} --help' lists what there is"

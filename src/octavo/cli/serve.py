@@ -92,13 +92,12 @@ async def _serve(
     try:
         tokenizer, template = await asyncio.to_thread(load_text, config.model)
         await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            return 0
+        client = await connecting
     finally:
-        if stop.is_set() or sys.exception() is not None:
-            connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
-    if connecting.cancelled():
-        return 0
-    client = await connecting
+        connecting.cancel()  # does nothing if it is done
+        await asyncio.gather(connecting, return_exceptions=True)
     try:
         service = Service(client, Frontend(tokenizer, template, client.info, config.seed), SystemClock())
         _greet(client.info, sock)

@@ -1,0 +1,1 @@
+"""The HTTP face: an ASGI application with the OpenAI API over an engine client."""
