@@ -1,0 +1,1 @@
+"""Executors of graphs. None of them knows another."""

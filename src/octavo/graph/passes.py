@@ -22,18 +22,24 @@ from octavo.graph.schema import (
     RmsNorm,
     Rope,
     Tensor,
+    Weight,
 )
 
 
-def fuse(graph: Graph, may_fuse_gate: Callable[[GatedLinear], bool] = lambda op: True) -> Graph:
-    """All passes. `may_fuse_gate`: whether the backend can run a given GatedLinear (its two weights are of one type)."""
-    graph = fuse_gated_linear(graph, may_fuse_gate)
-    graph = fuse_shared_input_linears(graph)
+MayShare = Callable[[Weight, Weight], bool]
+
+
+def fuse(graph: Graph, may_pair: MayShare = lambda a, b: True, may_share_input: MayShare = lambda a, b: True) -> Graph:
+    """All passes. What a backend can run decides: `may_pair` whether two weights can be the halves of one GatedLinear,
+    `may_share_input` whether they can be parts of one Linear.
+    """
+    graph = fuse_gated_linear(graph, may_pair)
+    graph = fuse_shared_input_linears(graph, may_share_input)
     graph = fuse_rope(graph)
     return fuse_add_norm(graph)
 
 
-def fuse_gated_linear(graph: Graph, may_fuse: Callable[[GatedLinear], bool]) -> Graph:
+def fuse_gated_linear(graph: Graph, may_pair: MayShare) -> Graph:
     """Linear, Linear, GatedActivation -> GatedLinear."""
     producer, uses = _producers(graph), _uses(graph)
     replaced: dict[int, Node | None] = {}
@@ -46,20 +52,25 @@ def fuse_gated_linear(graph: Graph, may_fuse: Callable[[GatedLinear], bool]) -> 
             continue
         if gate.biases != (None,) or up.biases != (None,) or uses[node.op.gate.id] != 1 or uses[node.op.up.id] != 1:
             continue
-        op = GatedLinear(gate.x, gate.weights[0], up.weights[0], node.op.activation)
-        if may_fuse(op):
+        if may_pair(gate.weights[0], up.weights[0]):
+            op = GatedLinear(gate.x, gate.weights[0], up.weights[0], node.op.activation)
             replaced |= {gi: None, ui: None, i: Node(op, node.outputs)}
     return _rebuild(graph, replaced)
 
 
-def fuse_shared_input_linears(graph: Graph) -> Graph:
+def fuse_shared_input_linears(graph: Graph, may_share: MayShare) -> Graph:
     """Neighbouring Linear nodes with one input become one with several weights (QKV): one pass over the threads."""
     nodes: list[Node] = []
     for node in graph.nodes:
-        last = nodes[-1] if nodes else None
-        if last and isinstance(node.op, Linear) and isinstance(last.op, Linear) and node.op.x == last.op.x:
-            op = Linear(last.op.x, last.op.weights + node.op.weights, last.op.biases + node.op.biases)
-            nodes[-1] = Node(op, last.outputs + node.outputs)
+        op, last = node.op, nodes[-1].op if nodes else None
+        if (
+            isinstance(op, Linear)
+            and isinstance(last, Linear)
+            and op.x == last.x
+            and may_share(last.weights[0], op.weights[0])
+        ):
+            both = Linear(op.x, last.weights + op.weights, last.biases + op.biases)
+            nodes[-1] = Node(both, nodes[-1].outputs + node.outputs)
         else:
             nodes.append(node)
     return replace(graph, nodes=tuple(nodes))

@@ -1,0 +1,1 @@
+"""Runs graphs on CPUs: lowering to records, and the native executor (csrc/)."""

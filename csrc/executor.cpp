@@ -1,0 +1,314 @@
+#include "executor.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+namespace octavo {
+namespace {
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+const KernelTable &choose(const std::string &isa) {
+  auto found = available_kernels();
+  if (isa.empty()) return *found.front();
+  for (auto *k : found)
+    if (isa == k->name) return *k;
+  throw std::invalid_argument("instruction set " + isa + " is not available");
+}
+
+// A single-token sequence's partitions are spread over threads while slots last; without a slot it is done by one
+// thread, with the same bits.
+constexpr int kPartialSlots = 512;
+constexpr int kQueryRowsAUnit = 24;
+
+}  // namespace
+
+int64_t row_bytes(Storage storage, int64_t width) {
+  switch (storage) {
+    case Storage::FLOAT32: return round_up(width * 4, 64);
+    case Storage::BFLOAT16: return round_up((width + width % 2) * 2, 64);
+    case Storage::INT8_BLOCKS: return round_up(width + width / kBlock * 12, 64);
+  }
+  throw std::invalid_argument("unknown storage");
+}
+
+int64_t PackedWeight::code_bytes(WeightType type) { return type == WeightType::Q8_0 ? 512 : 256; }
+
+int64_t PackedWeight::panel_bytes(WeightType type, int64_t k) {
+  int64_t blocks = k / kBlock, scales = blocks * kPanel * 2;
+  switch (type) {
+    case WeightType::F32: return k * kPanel * 4;
+    case WeightType::F16: return round_up(k * kPanel * 2, 64);
+    case WeightType::BF16: return (k + k % 2) * kPanel * 2;
+    case WeightType::Q4_0:
+    case WeightType::Q8_0: return round_up(blocks * code_bytes(type) + scales, 64);
+    case WeightType::Q4_1: return round_up(blocks * code_bytes(type) + 2 * scales, 64);
+  }
+  throw std::invalid_argument("unknown weight type");
+}
+
+Memory::Memory(size_t bytes) : size_(static_cast<size_t>(round_up(static_cast<int64_t>(std::max<size_t>(bytes, 1)), 4096))) {
+  void *p = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  madvise(p, size_, MADV_HUGEPAGE);  // 5-20% of bandwidth; a refusal costs nothing
+  data_ = static_cast<std::byte *>(p);
+}
+
+Memory::~Memory() { munmap(data_, size_); }
+
+Executor::Executor(const std::string &isa, int threads) : kernels_(choose(isa)), pool_(threads, kScratchBytes) {}
+
+// ---- weights ----
+
+namespace {
+
+struct PackJob {
+  WeightType type;
+  int n, k;
+  const std::byte *rows;
+  std::byte *to;
+};
+
+void pack_panel(const PackJob &job, int panel) {
+  std::byte *to = job.to + panel * PackedWeight::panel_bytes(job.type, job.k);
+  int count = std::min(kPanel, job.n - panel * kPanel), blocks = job.k / kBlock;
+  auto floats = [&](int64_t element, int64_t row_bytes, auto place) {
+    for (int r = 0; r < count; r++)
+      for (int k = 0; k < job.k; k++)
+        std::memcpy(to + place(k, r), job.rows + (static_cast<int64_t>(panel) * kPanel + r) * row_bytes + k * element, element);
+  };
+  switch (job.type) {
+    case WeightType::F32: return floats(4, 4 * job.k, [](int64_t k, int r) { return (k * kPanel + r) * 4; });
+    case WeightType::F16: return floats(2, 2 * job.k, [](int64_t k, int r) { return (k * kPanel + r) * 2; });
+    case WeightType::BF16: return floats(2, 2 * job.k, [](int64_t k, int r) { return ((k / 2 * kPanel + r) * 2 + k % 2) * 2; });
+    case WeightType::Q4_0:
+    case WeightType::Q4_1:
+    case WeightType::Q8_0: break;
+  }
+  // A file's block: float16 scale, for Q4_1 float16 minimum, then 32 codes: int8, or nibbles (i low, i + 16 high).
+  bool wide = job.type == WeightType::Q8_0;
+  int header = job.type == WeightType::Q4_1 ? 4 : 2, code_count = wide ? 32 : 16, block_bytes = header + code_count;
+  int64_t codes = PackedWeight::code_bytes(job.type);
+  std::byte *scales = to + blocks * codes;
+  for (int r = 0; r < count; r++) {
+    const std::byte *from = job.rows + (static_cast<int64_t>(panel) * kPanel + r) * blocks * block_bytes;
+    for (int b = 0; b < blocks; b++, from += block_bytes) {
+      std::memcpy(scales + (b * kPanel + r) * 2, from, 2);
+      if (header == 4) std::memcpy(scales + ((blocks + b) * kPanel + r) * 2, from + 2, 2);
+      for (int g = 0; g < code_count / 4; g++) {
+        uint32_t four;
+        std::memcpy(&four, from + header + g * 4, 4);
+        if (wide) four ^= 0x80808080u;
+        std::memcpy(to + b * codes + g * 64 + r * 4, &four, 4);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int64_t WeightStore::matrix_bytes(WeightType type, int64_t n, int64_t k) {
+  return round_up(n, kPanel) / kPanel * PackedWeight::panel_bytes(type, k);
+}
+int64_t WeightStore::vector_bytes(int64_t n) { return round_up(n * 4, 64); }
+
+std::byte *WeightStore::take(int64_t bytes) {
+  if (used_ + bytes > memory_.size()) throw std::invalid_argument("weight store is full");
+  std::byte *p = memory_.data() + used_;
+  used_ += bytes;
+  return p;
+}
+
+WeightId WeightStore::add_matrix(WeightType type, int n, int k, std::span<const std::byte> rows) {
+  PackJob job{type, n, k, rows.data(), take(matrix_bytes(type, n, k))};
+  auto run = [](const void *j, const void *, int chunk, void *) {
+    const auto &job = *static_cast<const PackJob *>(j);
+    int panels = (job.n + kPanel - 1) / kPanel;
+    for (int p = chunk * 16; p < std::min(panels, chunk * 16 + 16); p++) pack_panel(job, p);
+  };
+  Phase phase{run, &job, (n + 16 * kPanel - 1) / (16 * kPanel)};
+  executor_->pool().run(&phase, 1, nullptr);
+  weights_.push_back({type, n, k, job.to});
+  return static_cast<WeightId>(weights_.size()) - 1;
+}
+
+WeightId WeightStore::add_vector(std::span<const float> values) {
+  std::byte *to = take(vector_bytes(static_cast<int64_t>(values.size())));
+  std::memcpy(to, values.data(), values.size_bytes());
+  weights_.push_back({WeightType::F32, static_cast<int>(values.size()), 0, to});
+  return static_cast<WeightId>(weights_.size()) - 1;
+}
+
+// ---- cache ----
+
+KVPool::KVPool(const std::vector<KVGroupShape> &groups) {
+  for (const auto &g : groups) {
+    KVCache c{g.type, g.num_layers, g.num_blocks, g.block_size, g.num_kv_heads, g.head_dim, nullptr};
+    memory_.push_back(std::make_unique<Memory>(static_cast<size_t>(c.num_layers * c.layer_bytes())));
+    c.data = memory_.back()->data();
+    caches_.push_back(c);
+  }
+}
+
+int64_t KVPool::block_bytes(const KVGroupShape &g) {
+  KVCache c{g.type, g.num_layers, 1, g.block_size, g.num_kv_heads, g.head_dim, nullptr};
+  return c.num_layers * c.block_bytes();
+}
+
+void KVPool::copy_blocks(int group, std::span<const int32_t> from, std::span<const int32_t> to) {
+  const KVCache &c = caches_.at(group);
+  for (size_t i = 0; i < from.size(); i++) {
+    if (from[i] < 0 || from[i] >= c.num_blocks || to[i] < 0 || to[i] >= c.num_blocks)
+      throw std::invalid_argument("block copy is out of the pool");
+    for (int layer = 0; layer < c.num_layers; layer++)
+      std::memcpy(c.keys(layer, to[i], 0), c.keys(layer, from[i], 0), c.block_bytes());
+  }
+}
+
+void KVPool::fill(int group, uint8_t byte) { std::memset(memory_.at(group)->data(), byte, memory_.at(group)->size()); }
+
+// ---- programs ----
+
+namespace {
+
+struct AttentionShape {
+  int vocab_size = 0, queries_a_head = 1, num_heads = 0, padded_dim = 0;
+};
+
+std::vector<Op> read_program(std::span<const int64_t> records) {
+  Reader reader(records);
+  std::vector<Op> ops;
+  while (!reader.at_end()) ops.push_back(read_op(reader));
+  return ops;
+}
+
+AttentionShape find_shape(const std::vector<Op> &ops, const std::vector<PackedWeight> &weights) {
+  AttentionShape s;
+  for (const Op &op : ops) {
+    if (auto *a = std::get_if<Attention>(&op)) {
+      s.queries_a_head = std::max(s.queries_a_head, static_cast<int>(a->num_heads / a->num_kv_heads));
+      s.num_heads = std::max(s.num_heads, static_cast<int>(a->num_heads));
+      s.padded_dim = std::max(s.padded_dim, static_cast<int>(round_up(a->head_dim, 16)));
+    } else if (auto *e = std::get_if<Embed>(&op)) {
+      s.vocab_size = weights.at(e->weight).n;
+    }
+  }
+  return s;
+}
+
+size_t partials_bytes(const AttentionShape &s) {
+  return static_cast<size_t>(kPartialSlots) * s.num_heads * (s.padded_dim + 2) * sizeof(float);
+}
+
+}  // namespace
+
+Program::Program(std::shared_ptr<Executor> executor, std::shared_ptr<WeightStore> weights, std::shared_ptr<KVPool> pool,
+                 std::span<const int64_t> records, std::vector<TensorInfo> tensors, const ProgramShape &shape)
+    : executor_(std::move(executor)),
+      weights_(std::move(weights)),
+      pool_(std::move(pool)),
+      ops_(read_program(records)),
+      tensors_(std::move(tensors)),
+      shape_(shape),
+      arena_(shape.arena_bytes),
+      partials_(partials_bytes(find_shape(ops_, weights_->weights()))) {
+  AttentionShape found = find_shape(ops_, weights_->weights());
+  vocab_size_ = found.vocab_size;
+  queries_a_head_ = found.queries_a_head;
+  num_heads_ = found.num_heads;
+  padded_dim_ = found.padded_dim;
+  partial_slots_ = kPartialSlots;
+  for (const TensorInfo &t : tensors_)
+    if (t.width * sizeof(float) > kScratchBytes && t.rows == Rows::TOKENS) throw std::invalid_argument("a row is too wide");
+  positions_.resize(shape_.max_tokens);
+  sequences_.resize(shape_.max_tokens);
+}
+
+void Program::plan_attention() {
+  units_.clear();
+  merges_.clear();
+  const Batch &b = step_.batch;
+  int tokens_a_unit = std::max(1, kQueryRowsAUnit / queries_a_head_), slot = 0;
+  for (int s = 0; s < b.num_sequences; s++) {
+    int count = b.first_row[s + 1] - b.first_row[s], partitions = (b.first_position[s] + count - 1) / kPartition + 1;
+    if (count == 1 && partitions > 1 && slot + partitions <= partial_slots_) {
+      for (int p = 0; p < partitions; p++) units_.push_back({s, 0, 1, p, slot + p});
+      merges_.push_back({s, slot, partitions});
+      slot += partitions;
+    } else {  // last tokens first: the longest contexts begin early
+      for (int t = (count - 1) / tokens_a_unit * tokens_a_unit; t >= 0; t -= tokens_a_unit)
+        units_.push_back({s, t, std::min(tokens_a_unit, count - t), kAllPartitions, 0});
+    }
+  }
+}
+
+void Program::run(const Batch &batch) {
+  if (batch.num_tokens < 1 || batch.num_tokens > shape_.max_tokens || batch.num_sequences > shape_.max_sequences ||
+      batch.num_selected > shape_.max_sequences || batch.first_row[batch.num_sequences] != batch.num_tokens)
+    throw std::invalid_argument("the batch does not fit the program");
+  for (int i = 0; i < batch.num_tokens; i++)
+    if (batch.token_ids[i] < 0 || batch.token_ids[i] >= vocab_size_) throw std::invalid_argument("token id is outside the vocabulary");
+  for (int s = 0; s < batch.num_sequences; s++) {
+    for (int row = batch.first_row[s]; row < batch.first_row[s + 1]; row++) {
+      positions_[row] = batch.first_position[s] + row - batch.first_row[s];
+      sequences_[row] = s;
+    }
+  }
+  step_ = {};
+  step_.tensors = tensors_.data();
+  step_.weights = weights_->weights().data();
+  step_.caches = pool_->caches().data();
+  step_.arena = arena_.data();
+  step_.batch = batch;
+  step_.threads = executor_->pool().size();
+  step_.positions = positions_.data();
+  step_.sequences = sequences_.data();
+  plan_attention();
+  step_.units = units_.data();
+  step_.num_units = static_cast<int>(units_.size());
+  step_.merges = merges_.data();
+  step_.num_merges = static_cast<int>(merges_.size());
+  step_.partials = reinterpret_cast<float *>(partials_.data());
+  step_.partial_stride = static_cast<int64_t>(num_heads_) * (padded_dim_ + 2);
+
+  phases_.clear();
+  PhaseSink sink{&phases_, [](PhaseList *list, Phase phase) { list->add(phase); }};
+  const KernelTable &k = executor_->kernels();
+  for (const Op &op : ops_) {
+#define OCTAVO_PLAN_CASE(Name) \
+  if (auto *typed = std::get_if<Name>(&op)) k.plan_##Name(*typed, step_, sink);
+    OCTAVO_OPERATIONS(OCTAVO_PLAN_CASE)
+#undef OCTAVO_PLAN_CASE
+  }
+  executor_->pool().run(phases_.data(), phases_.size(), &step_);
+}
+
+void Program::read(TensorId id, float *out) const {
+  TensorView view = step_.view(id);
+  for (int row = 0; row < step_.rows(id); row++) executor_->kernels().read_row(view, row, out + static_cast<int64_t>(row) * view.width);
+}
+
+void Program::sample(TensorId logits, SampleArgs args) {
+  const TensorInfo &t = tensors_.at(logits);
+  if (t.storage != Storage::FLOAT32 || args.rows > step_.rows(logits)) throw std::invalid_argument("no such logits");
+  args.logits = step_.view(logits).row_f32(0);
+  args.stride = t.stride / static_cast<int64_t>(sizeof(float));
+  args.vocab = t.width;
+  executor_->pool().grow_scratch(sample_scratch_bytes(t.width));
+  struct Job {
+    const KernelTable *kernels;
+    const SampleArgs *args;
+  } job{&executor_->kernels(), &args};
+  auto run = [](const void *j, const void *, int row, void *scratch) {
+    const auto &job = *static_cast<const Job *>(j);
+    job.kernels->sample_row(*job.args, row, scratch);
+  };
+  Phase phase{run, &job, args.rows};
+  executor_->pool().run(&phase, 1, nullptr);
+}
+
+}  // namespace octavo

@@ -1,0 +1,163 @@
+"""A model on this machine's CPU: packs weights, says what memory it needs, allocates the cache, runs steps.
+
+Knows graphs and weights; knows nothing of requests, schedules or tokens' meaning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.cpu import _native
+from octavo.backends.cpu.lowering import lower
+from octavo.core.errors import ConfigError
+from octavo.graph import schema
+from octavo.graph.builder import Graph
+from octavo.quantization.formats import WeightType, dequantize
+
+KV_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+
+class StoredTensor(Protocol):
+    """A tensor as its file has it (weights.gguf.GGUFTensor)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def type(self) -> WeightType: ...
+    @property
+    def data(self) -> NDArray[np.uint8]: ...
+
+
+def instruction_sets() -> list[str]:
+    """What this machine can run of what was built, best first."""
+    return _native.instruction_sets()
+
+
+def available_threads() -> int:
+    """CPUs this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def create_executor(isa: str | None = None, threads: int | None = None) -> _native.Executor:
+    """Raises ConfigError for an instruction set that this build or machine lacks."""
+    built_from = int.from_bytes(hashlib.sha256(Path(schema.__file__).read_bytes()).digest()[:7], "big")
+    if built_from != _native.SCHEMA_DIGEST:
+        raise ConfigError("the native module was built from another operation schema: run `pip install .` again")
+    if isa is not None and isa not in instruction_sets():
+        raise ConfigError(f"instruction set {isa!r} is not available here; available: {', '.join(instruction_sets())}")
+    return _native.Executor(isa or "", threads or available_threads())
+
+
+class CpuModel:
+    """Weights packed for the kernels and a lowered graph.
+
+    max_tokens, max_sequences: the most rows of each kind that a step may have.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        tensors: Mapping[str, StoredTensor],
+        executor: _native.Executor,
+        *,
+        float_activations: bool = False,
+        max_tokens: int,
+        max_sequences: int,
+    ) -> None:
+        self._executor = executor
+        self._max_tokens, self._max_sequences = max_tokens, max_sequences
+        types = {name: tensors[name].type for name in graph.weights}
+        self._lowered = lower(
+            graph,
+            types,
+            float_activations=float_activations,
+            max_tokens=max_tokens,
+            max_sequences=max_sequences,
+        )
+        stored = [tensors[w.name] for w in self._lowered.weights]
+        self.weight_bytes = sum(map(_packed_bytes, stored))
+        self._weights = _native.WeightStore(executor, self.weight_bytes)
+        for t in stored:
+            if len(t.shape) == 1:
+                self._weights.add_vector(dequantize(t.data, t.type, t.shape))
+            else:
+                self._weights.add_matrix(int(t.type), t.shape[0], t.shape[1], np.ascontiguousarray(t.data).reshape(-1))
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory for intermediates, beyond weights and cache (without the attention workspace of a few MB)."""
+        return self._lowered.arena_bytes
+
+    def block_bytes(self, block_size: int, kv_dtype: str) -> int:
+        """What one block of every KV group costs, over all layers."""
+        return sum(shape.block_bytes for shape in self._group_shapes(1, block_size, kv_dtype))
+
+    def allocate(self, num_blocks: int, block_size: int, kv_dtype: str) -> CpuProgram:
+        """The paged cache and a program that computes with it."""
+        pool = _native.KVPool(self._group_shapes(num_blocks, block_size, kv_dtype))
+        low = self._lowered
+        program = _native.Program(
+            self._executor,
+            self._weights,
+            pool,
+            low.records,
+            low.tensors,
+            low.arena_bytes,
+            self._max_tokens,
+            self._max_sequences,
+        )
+        return CpuProgram(program, pool, {name: t.id for name, t in low.graph.outputs.items()})
+
+    def _group_shapes(self, num_blocks: int, block_size: int, kv_dtype: str) -> list[_native.KVGroupShape]:
+        return [
+            _native.KVGroupShape(
+                KV_TYPES[kv_dtype], g.num_layers, num_blocks, block_size, g.num_kv_heads, g.head_dim
+            )
+            for g in self._lowered.graph.kv_groups
+        ]
+
+
+class CpuProgram:
+    """Runs steps. All arrays are C-contiguous; int32 unless said."""
+
+    def __init__(self, program: _native.Program, pool: _native.KVPool, outputs: Mapping[str, int]) -> None:
+        self._program, self.pool, self._outputs = program, pool, outputs
+
+    def run(
+        self,
+        token_ids: NDArray[np.int32],
+        first_row: NDArray[np.int32],
+        first_position: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        selected_rows: NDArray[np.int32],
+    ) -> None:
+        """One step.
+
+        token_ids: [tokens]. Sequence s owns rows first_row[s]..first_row[s+1] at positions from first_position[s].
+        block_tables: [sequences, >= blocks]. selected_rows: the rows whose logits are wanted.
+        """
+        self._program.run(token_ids, first_row, first_position, block_tables, selected_rows)
+
+    def read(self, output: str) -> NDArray[np.float32]:
+        """A named output of the last step, [rows, width]."""
+        return self._program.read(self._outputs[output])
+
+    def sample(self, rows: int, /, *arrays: NDArray[Any]) -> None:
+        """Samples from the first `rows` rows of the logits: runner.sampler.NativeSample."""
+        self._program.sample(self._outputs["logits"], rows, *arrays)
+
+    def copy_blocks(self, group: int, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
+        self.pool.copy_blocks(group, source, destination)
+
+
+def _packed_bytes(t: StoredTensor) -> int:
+    if len(t.shape) == 1:
+        return _native.vector_bytes(t.shape[0])
+    return _native.matrix_bytes(int(t.type), t.shape[0], t.shape[1])

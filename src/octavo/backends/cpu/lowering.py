@@ -1,0 +1,163 @@
+"""From a graph to what the native executor reads: fused operations, a storage for each tensor, an arena, records.
+
+Knows weight types, not weight values.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.cpu import _native
+from octavo.core.errors import ModelFileError
+from octavo.graph.builder import Graph, Node
+from octavo.graph.passes import fuse, map_tensors, plan_arena
+from octavo.graph.schema import OPERATIONS, Attention, Cast, GatedLinear, Linear, Op, Rows, Tensor, Weight
+from octavo.quantization.formats import WeightType
+
+MAX_HEAD_DIM = 256
+BLOCK = 32  # values that share a scale in INT8_BLOCKS
+
+
+class Storage(enum.IntEnum):
+    """How a tensor's row lies in the arena; csrc/program.h draws it."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8_BLOCKS = 2
+
+
+NATURAL_STORAGE = {
+    WeightType.F32: Storage.FLOAT32,
+    WeightType.F16: Storage.FLOAT32,
+    WeightType.BF16: Storage.BFLOAT16,
+    WeightType.Q4_0: Storage.INT8_BLOCKS,
+    WeightType.Q4_1: Storage.INT8_BLOCKS,
+    WeightType.Q8_0: Storage.INT8_BLOCKS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """weights: in the order of their ids, the order in which a step reads them."""
+
+    graph: Graph
+    weights: tuple[Weight, ...]
+    records: NDArray[np.int64]
+    tensors: NDArray[np.int64]  # [num_tensors, 4]: offset, width, rows, storage
+    arena_bytes: int
+
+
+def lower(
+    graph: Graph,
+    weight_types: Mapping[str, WeightType],
+    *,
+    float_activations: bool,
+    max_tokens: int,
+    max_sequences: int,
+) -> Lowered:
+    """max_tokens, max_sequences: rows a step can have of each kind. Raises ModelFileError for what has no kernel."""
+
+    def wanted_by(weight: Weight) -> Storage:
+        kind = weight_types[weight.name]
+        if kind not in NATURAL_STORAGE:
+            names = ", ".join(t.name for t in NATURAL_STORAGE)
+            raise ModelFileError(f"tensor {weight.name} is {kind.name}; the CPU backend has {names}")
+        return Storage.FLOAT32 if float_activations else NATURAL_STORAGE[kind]
+
+    graph = fuse(
+        graph,
+        may_pair=lambda a, b: weight_types[a.name] == weight_types[b.name],
+        may_share_input=lambda a, b: wanted_by(a) == wanted_by(b),
+    )
+    for node in graph.nodes:
+        if isinstance(node.op, Attention) and node.op.head_dim > MAX_HEAD_DIM:
+            raise ModelFileError(f"head size is {node.op.head_dim}; at most {MAX_HEAD_DIM} is supported")
+    graph, storage = _choose_storages(graph, wanted_by)
+    num_rows = {Rows.TOKENS: max_tokens, Rows.SELECTED: max_sequences}
+    arena = plan_arena(graph, lambda t: num_rows[t.rows] * _native.row_bytes(storage[t.id], t.width))
+    weights = tuple(graph.weights.values())
+    weight_ids = {w: i for i, w in enumerate(weights)}
+    tensors = np.zeros((1 + max(t.id for n in graph.nodes for t in n.outputs), 4), np.int64)
+    for node in graph.nodes:
+        for t in node.outputs:
+            tensors[t.id] = (arena.offsets[t.id], t.width, t.rows.value, storage[t.id])
+    records = [word for node in graph.nodes for word in _encode(node, weight_ids)]
+    return Lowered(graph, weights, np.array(records, np.int64), tensors, arena.num_bytes)
+
+
+def _choose_storages(graph: Graph, wanted_by: Callable[[Weight], Storage]) -> tuple[Graph, dict[int, Storage]]:
+    """What every reader of a tensor wants decides its storage; where they differ, it is float32 and casts follow."""
+    wants: dict[int, set[Storage]] = {}
+    for node in graph.nodes:
+        for t in node.inputs:
+            wants.setdefault(t.id, set()).add(_wanted_input(node.op, wanted_by))
+    for t in graph.outputs.values():
+        wants.setdefault(t.id, set()).add(Storage.FLOAT32)
+
+    next_id = 1 + max(t.id for node in graph.nodes for t in node.outputs)
+    storage: dict[int, Storage] = {}
+    casts: dict[tuple[Tensor, Storage], Tensor] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        want = _wanted_input(node.op, wanted_by)
+        replaced = {t: casts[t, want] for t in node.inputs if (t, want) in casts}
+        nodes.append(Node(map_tensors(node.op, replaced), node.outputs))
+        for t in node.outputs:
+            wanted = wants.get(t.id, {Storage.FLOAT32})
+            if len(wanted) == 1 and _can_produce(node.op, next(iter(wanted))):
+                storage[t.id] = next(iter(wanted))
+                continue
+            storage[t.id] = Storage.FLOAT32
+            for other in sorted(wanted - {Storage.FLOAT32}):
+                cast = Tensor(next_id, t.width, t.rows)
+                next_id += 1
+                casts[t, other] = cast
+                storage[cast.id] = other
+                nodes.append(Node(Cast(t), (cast,)))
+    return replace(graph, nodes=tuple(nodes)), storage
+
+
+def _wanted_input(op: Op, wanted_by: Callable[[Weight], Storage]) -> Storage:
+    if isinstance(op, Linear):
+        return wanted_by(op.weights[0])
+    if isinstance(op, GatedLinear):
+        return wanted_by(op.gate)
+    return Storage.FLOAT32
+
+
+def _can_produce(op: Op, storage: Storage) -> bool:
+    """Attention writes head by head, so a head must be whole blocks."""
+    return not (isinstance(op, Attention) and storage == Storage.INT8_BLOCKS and op.head_dim % BLOCK)
+
+
+def _encode(node: Node, weight_ids: Mapping[Weight, int]) -> list[int]:
+    """The form that csrc/generate_op_records.py describes."""
+
+    def words(value: object) -> list[int]:
+        match value:
+            case None:
+                return [-1]
+            case Tensor():
+                return [value.id]
+            case Weight():
+                return [weight_ids[value]]
+            case enum.Enum():
+                return [int(value.value)]
+            case bool() | int():
+                return [int(value)]
+            case float():
+                return [int(struct.unpack("<q", struct.pack("<d", value))[0])]
+            case tuple():
+                return [len(value), *(word for item in value for word in words(item))]
+        raise TypeError(f"{type(node.op).__name__}: cannot encode {value!r}")
+
+    encoded = [OPERATIONS.index(type(node.op))]
+    for f in fields(node.op):
+        encoded += words(getattr(node.op, f.name))
+    return encoded + words(node.outputs)
