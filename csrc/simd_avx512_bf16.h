@@ -12,33 +12,33 @@
 namespace octavo::OCTAVO_ISA {
 
 using F32 = __m512;
-using I32 = __m512i;
+typedef int32_t I32 __attribute__((vector_size(64)));  // not __m512i: operators on that add 64-bit lanes
 
 inline constexpr int kLanes = 16;
 inline constexpr int kRowTile = 6;
 inline constexpr int kQueryTile = 6;
 
 OCTAVO_INLINE F32 set1(float x) { return _mm512_set1_ps(x); }
-OCTAVO_INLINE I32 set1(int32_t x) { return _mm512_set1_epi32(x); }
+OCTAVO_INLINE I32 set1(int32_t x) { return (I32)_mm512_set1_epi32(x); }
 OCTAVO_INLINE F32 zero() { return _mm512_setzero_ps(); }
 OCTAVO_INLINE F32 load(const float *p) { return _mm512_loadu_ps(p); }
 OCTAVO_INLINE void store(float *p, F32 v) { _mm512_storeu_ps(p, v); }
 OCTAVO_INLINE __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 OCTAVO_INLINE F32 load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 OCTAVO_INLINE void store_n(float *p, F32 v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
-OCTAVO_INLINE I32 load_words(const void *p) { return _mm512_loadu_si512(p); }
+OCTAVO_INLINE I32 load_words(const void *p) { return (I32)_mm512_loadu_si512(p); }
 OCTAVO_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
 OCTAVO_INLINE F32 vmax(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 OCTAVO_INLINE F32 vmin(F32 a, F32 b) { return _mm512_min_ps(a, b); }
 OCTAVO_INLINE F32 where_less(F32 a, F32 b, F32 yes, F32 no) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
 }
-OCTAVO_INLINE F32 bits_to_f32(I32 v) { return _mm512_castsi512_ps(v); }
-OCTAVO_INLINE F32 to_f32(I32 v) { return _mm512_cvtepi32_ps(v); }
+OCTAVO_INLINE F32 bits_to_f32(I32 v) { return (F32)v; }
+OCTAVO_INLINE F32 to_f32(I32 v) { return _mm512_cvtepi32_ps((__m512i)v); }
 OCTAVO_INLINE F32 round_nearest(F32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-OCTAVO_INLINE I32 to_i32(F32 x) { return _mm512_cvtps_epi32(x); }
+OCTAVO_INLINE I32 to_i32(F32 x) { return (I32)_mm512_cvtps_epi32(x); }
 OCTAVO_INLINE F32 abs(F32 x) { return _mm512_abs_ps(x); }
-OCTAVO_INLINE I32 shift_left_23(I32 v) { return _mm512_slli_epi32(v, 23); }
+OCTAVO_INLINE I32 shift_left_23(I32 v) { return v << 23; }
 OCTAVO_INLINE F32 lane_index() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 
 OCTAVO_INLINE float reduce_add(F32 v) {
@@ -48,9 +48,9 @@ OCTAVO_INLINE float reduce_add(F32 v) {
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 OCTAVO_INLINE float reduce_max(F32 v) { return _mm512_reduce_max_ps(v); }
-OCTAVO_INLINE int32_t reduce_add(I32 v) { return _mm512_reduce_add_epi32(v); }
+OCTAVO_INLINE int32_t reduce_add(I32 v) { return _mm512_reduce_add_epi32((__m512i)v); }
 OCTAVO_INLINE void store_int8(int8_t *p, I32 v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtsepi32_epi8(v));
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtsepi32_epi8((__m512i)v));
 }
 
 OCTAVO_INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
@@ -75,21 +75,21 @@ OCTAVO_INLINE F32 load_f16_2x8(const uint16_t *a, const uint16_t *b) {
   return _mm512_cvtph_ps(_mm256_set_m128i(hi, lo));
 }
 OCTAVO_INLINE I32 load_pairs_2x8(const uint16_t *a, const uint16_t *b) {
-  return _mm512_inserti64x4(_mm512_castsi256_si512(load_256(a)), load_256(b), 1);
+  return (I32)_mm512_inserti64x4(_mm512_castsi256_si512(load_256(a)), load_256(b), 1);
 }
 
-OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) { return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(quad)); }
-OCTAVO_INLINE I32 low_nibbles(I32 w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
-OCTAVO_INLINE I32 high_nibbles(I32 w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
+OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) {
+  return (I32)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(quad));
+}
+OCTAVO_INLINE I32 low_nibbles(I32 w) { return w & 0x0f0f0f0f; }
+OCTAVO_INLINE I32 high_nibbles(I32 w) { return (w >> 4) & 0x0f0f0f0f; }
 template <int J>
 OCTAVO_INLINE F32 byte_to_f32(I32 w) {
-  return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(w, 8 * J), _mm512_set1_epi32(255)));
+  return to_f32((w >> (8 * J)) & 255);
 }
 
-OCTAVO_INLINE F32 bf16_low(I32 w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
-OCTAVO_INLINE F32 bf16_high(I32 w) {
-  return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
-}
+OCTAVO_INLINE F32 bf16_low(I32 w) { return (F32)(w << 16); }
+OCTAVO_INLINE F32 bf16_high(I32 w) { return (F32)(w & static_cast<int32_t>(0xffff0000)); }
 OCTAVO_INLINE F32 dot_bf16(F32 acc, I32 w, uint32_t pair) {
   return _mm512_dpbf16_ps(acc, std::bit_cast<__m512bh>(w), std::bit_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(pair))));
 }

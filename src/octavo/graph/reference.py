@@ -1,0 +1,184 @@
+"""What every operation means: a few lines of numpy in float64 each. Slow on purpose; kernels are compared with it.
+
+Knows no storage, no blocks and no threads: a sequence's keys and values are plain arrays here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import singledispatchmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.graph.builder import Graph
+from octavo.graph.schema import (
+    Activation,
+    Add,
+    AddRmsNorm,
+    Attention,
+    Cast,
+    Embed,
+    GatedActivation,
+    GatedLinear,
+    Linear,
+    Op,
+    RmsNorm,
+    Rope,
+    RopeTable,
+    SelectRows,
+    Tensor,
+    Weight,
+)
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceBatch:
+    """token_ids: [tokens]. sequences: (name, rows), rows in order; first position is what the sequence has cached."""
+
+    token_ids: NDArray[np.int64]
+    sequences: tuple[tuple[str, int], ...]
+    selected_rows: tuple[int, ...]
+
+
+@dataclass
+class Reference:
+    """Interprets a graph. `weights` by name, as float64 of their declared shapes."""
+
+    graph: Graph
+    weights: Mapping[str, Array]
+    cache: dict[tuple[str, int, int], tuple[Array, Array]] = field(default_factory=dict)  # keys, values: [kv_heads, n, d]
+    lengths: dict[str, int] = field(default_factory=dict)
+
+    def run(self, batch: ReferenceBatch) -> dict[int, Array]:
+        """All tensors of the step by id, each [rows, width]; the caches grow by the step's tokens."""
+        self._batch = batch
+        self._positions = np.concatenate(
+            [self.lengths.get(name, 0) + np.arange(rows) for name, rows in batch.sequences]
+        )
+        self._values: dict[int, Array] = {}
+        for node in self.graph.nodes:
+            results = self._compute(node.op)
+            for tensor, value in zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=True):
+                self._values[tensor.id] = value
+        for name, rows in batch.sequences:
+            self.lengths[name] = self.lengths.get(name, 0) + rows
+        return self._values
+
+    def _get(self, tensor: Tensor) -> Array:
+        return self._values[tensor.id]
+
+    def _weight(self, weight: Weight) -> Array:
+        return self.weights[weight.name]
+
+    @singledispatchmethod
+    def _compute(self, op: Op) -> Array | tuple[Array, ...]:
+        raise TypeError(f"no reference for {type(op).__name__}")
+
+    @_compute.register
+    def _(self, op: Embed) -> Array:
+        return self._weight(op.weight)[self._batch.token_ids]
+
+    @_compute.register
+    def _(self, op: RmsNorm) -> Array:
+        return rms_norm(self._get(op.x), self._weight(op.weight), op.eps)
+
+    @_compute.register
+    def _(self, op: AddRmsNorm) -> tuple[Array, Array]:
+        total = self._get(op.x) + self._get(op.y)
+        return total, rms_norm(total, self._weight(op.weight), op.eps)
+
+    @_compute.register
+    def _(self, op: Add) -> Array:
+        return self._get(op.x) + self._get(op.y)
+
+    @_compute.register
+    def _(self, op: Linear) -> tuple[Array, ...]:
+        x = self._get(op.x)
+        return tuple(
+            x @ self._weight(w).T + (0 if b is None else self._weight(b))
+            for w, b in zip(op.weights, op.biases, strict=True)
+        )
+
+    @_compute.register
+    def _(self, op: GatedActivation) -> Array:
+        return activate(op.activation, self._get(op.gate)) * self._get(op.up)
+
+    @_compute.register
+    def _(self, op: GatedLinear) -> Array:
+        x = self._get(op.x)
+        return activate(op.activation, x @ self._weight(op.gate).T) * (x @ self._weight(op.up).T)
+
+    @_compute.register
+    def _(self, op: RopeTable) -> Array:
+        angles = self._positions[:, None] * np.array(op.frequencies)
+        return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+
+    @_compute.register
+    def _(self, op: Rope) -> Array:
+        return rotate(self._get(op.x), self._get(op.table), op.head_dim, op.interleaved)
+
+    @_compute.register
+    def _(self, op: Attention) -> Array:
+        q, k, v = self._get(op.q), self._get(op.k), self._get(op.v)
+        if op.rope is not None:
+            q = rotate(q, self._get(op.rope), op.head_dim, op.rope_interleaved)
+            k = rotate(k, self._get(op.rope), op.head_dim, op.rope_interleaved)
+        out = np.empty_like(q)
+        begin = 0
+        for name, rows in self._batch.sequences:
+            part = slice(begin, begin + rows)
+            begin += rows
+            heads_q = q[part].reshape(rows, op.num_heads, op.head_dim).transpose(1, 0, 2)
+            new_k = k[part].reshape(rows, op.num_kv_heads, op.head_dim).transpose(1, 0, 2)
+            new_v = v[part].reshape(rows, op.num_kv_heads, op.head_dim).transpose(1, 0, 2)
+            place = (name, op.group, op.layer)
+            if place in self.cache:
+                new_k = np.concatenate([self.cache[place][0], new_k], axis=1)
+                new_v = np.concatenate([self.cache[place][1], new_v], axis=1)
+            self.cache[place] = (new_k, new_v)
+            queries_a_head = op.num_heads // op.num_kv_heads
+            scores = op.scale * heads_q @ np.repeat(new_k, queries_a_head, axis=0).transpose(0, 2, 1)
+            hidden = np.arange(new_k.shape[1])[None, :] > self._positions[part][:, None]
+            weights = softmax(np.where(hidden, -np.inf, scores))
+            attended = weights @ np.repeat(new_v, queries_a_head, axis=0)
+            out[part] = attended.transpose(1, 0, 2).reshape(rows, -1)
+        return out
+
+    @_compute.register
+    def _(self, op: SelectRows) -> Array:
+        return self._get(op.x)[list(self._batch.selected_rows)]
+
+    @_compute.register
+    def _(self, op: Cast) -> Array:
+        return self._get(op.x)
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def activate(activation: Activation, x: Array) -> Array:
+    match activation:
+        case Activation.SILU:
+            return x / (1 + np.exp(-x))
+
+
+def rotate(x: Array, table: Array, head_dim: int, interleaved: bool) -> Array:
+    """x: [rows, heads * head_dim]; table: [rows, cos of pairs | sin of pairs]."""
+    pairs = table.shape[1] // 2
+    cos, sin = table[:, None, :pairs], table[:, None, pairs:]
+    out = x.reshape(x.shape[0], -1, head_dim).copy()
+    first = np.s_[..., 0 : 2 * pairs : 2] if interleaved else np.s_[..., :pairs]
+    second = np.s_[..., 1 : 2 * pairs : 2] if interleaved else np.s_[..., pairs : 2 * pairs]
+    a, b = out[first].copy(), out[second].copy()
+    out[first], out[second] = a * cos - b * sin, a * sin + b * cos
+    return out.reshape(x.shape)
