@@ -56,8 +56,11 @@ def create_executor(isa: str | None = None, threads: int | None = None) -> _nati
 
 
 class CpuModel:
-    """Weights packed for the kernels and a lowered graph.
+    """A lowered graph and its weights.
 
+    Made in three steps, so that the sizes are known before any memory is taken: the constructor lowers the graph,
+    `pack` copies the weights into the kernels' layout (the tensors are not needed after that), and `allocate` makes the
+    cache.
     max_tokens, max_sequences: the most rows of each kind that a step may have.
     """
 
@@ -74,35 +77,42 @@ class CpuModel:
         self._executor = executor
         self._max_tokens, self._max_sequences = max_tokens, max_sequences
         types = {name: tensors[name].type for name in graph.weights}
-        self._lowered = lower(
+        self.lowered = lower(
             graph,
             types,
             float_activations=float_activations,
             max_tokens=max_tokens,
             max_sequences=max_sequences,
         )
-        stored = [tensors[w.name] for w in self._lowered.weights]
-        self.weight_bytes = sum(map(_packed_bytes, stored))
-        self._weights = _native.WeightStore(executor, self.weight_bytes)
-        for t in stored:
+        self._stored: list[StoredTensor] = [tensors[w.name] for w in self.lowered.weights]
+        self.weight_bytes = sum(map(_packed_bytes, self._stored))
+        self._weights: _native.WeightStore | None = None
+
+    def pack(self) -> None:
+        """Copy the weights into the kernels' layout."""
+        assert self._weights is None, "packed already"
+        self._weights = _native.WeightStore(self._executor, self.weight_bytes)
+        for t in self._stored:
             if len(t.shape) == 1:
                 self._weights.add_vector(dequantize(t.data, t.type, t.shape))
             else:
                 self._weights.add_matrix(int(t.type), t.shape[0], t.shape[1], np.ascontiguousarray(t.data).reshape(-1))
+        self._stored = []
 
     @property
     def workspace_bytes(self) -> int:
         """Memory for intermediates, beyond weights and cache (without the attention workspace of a few MB)."""
-        return self._lowered.arena_bytes
+        return self.lowered.arena_bytes
 
     def block_bytes(self, block_size: int, kv_dtype: str) -> int:
         """What one block of every KV group costs, over all layers."""
         return sum(shape.block_bytes for shape in self._group_shapes(1, block_size, kv_dtype))
 
     def allocate(self, num_blocks: int, block_size: int, kv_dtype: str) -> CpuProgram:
-        """The paged cache and a program that computes with it."""
+        """The paged cache and a program that computes with it, once the weights are packed."""
+        assert self._weights is not None, "pack() comes first"
         pool = _native.KVPool(self._group_shapes(num_blocks, block_size, kv_dtype))
-        low = self._lowered
+        low = self.lowered
         program = _native.Program(
             self._executor,
             self._weights,
@@ -117,10 +127,8 @@ class CpuModel:
 
     def _group_shapes(self, num_blocks: int, block_size: int, kv_dtype: str) -> list[_native.KVGroupShape]:
         return [
-            _native.KVGroupShape(
-                KV_TYPES[kv_dtype], g.num_layers, num_blocks, block_size, g.num_kv_heads, g.head_dim
-            )
-            for g in self._lowered.graph.kv_groups
+            _native.KVGroupShape(KV_TYPES[kv_dtype], g.num_layers, num_blocks, block_size, g.num_kv_heads, g.head_dim)
+            for g in self.lowered.graph.kv_groups
         ]
 
 
@@ -128,7 +136,7 @@ class CpuProgram:
     """Runs steps. All arrays are C-contiguous; int32 unless said."""
 
     def __init__(self, program: _native.Program, pool: _native.KVPool, outputs: Mapping[str, int]) -> None:
-        self._program, self.pool, self._outputs = program, pool, outputs
+        self.native, self.pool, self._outputs = program, pool, outputs
 
     def run(
         self,
@@ -143,15 +151,15 @@ class CpuProgram:
         token_ids: [tokens]. Sequence s owns rows first_row[s]..first_row[s+1] at positions from first_position[s].
         block_tables: [sequences, >= blocks]. selected_rows: the rows whose logits are wanted.
         """
-        self._program.run(token_ids, first_row, first_position, block_tables, selected_rows)
+        self.native.run(token_ids, first_row, first_position, block_tables, selected_rows)
 
     def read(self, output: str) -> NDArray[np.float32]:
         """A named output of the last step, [rows, width]."""
-        return self._program.read(self._outputs[output])
+        return self.native.read(self._outputs[output])
 
     def sample(self, rows: int, /, *arrays: NDArray[Any]) -> None:
         """Samples from the first `rows` rows of the logits: runner.sampler.NativeSample."""
-        self._program.sample(self._outputs["logits"], rows, *arrays)
+        self.native.sample(self._outputs["logits"], rows, *arrays)
 
     def copy_blocks(self, group: int, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
         self.pool.copy_blocks(group, source, destination)

@@ -1,0 +1,230 @@
+"""The engine: a model file becomes something that takes requests, and `step` moves all of them on by one step.
+
+Composes weights, model graph, backend, cache, scheduler and runner. It knows token ids and the bytes that they show,
+but neither how text becomes tokens nor who the clients are.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.backends.cpu.backend import CpuModel, available_threads, create_executor, instruction_sets
+from octavo.core.clock import Clock, SystemClock
+from octavo.core.config import EngineConfig
+from octavo.core.errors import ConfigError, InvalidRequestError
+from octavo.core.records import EngineStats, Request, RequestOutput, SampledToken, Sequence
+from octavo.engine.memory import ModelMemory, format_bytes, plan_memory, read_machine_memory
+from octavo.engine.messages import EngineInfo
+from octavo.engine.stop import StopChecker
+from octavo.kv_cache.manager import KVCacheManager
+from octavo.models.registry import build_model
+from octavo.runner.runner import Runner
+from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.tokenizer.vocabulary import Vocabulary
+from octavo.weights.gguf import GGUFFile
+
+DEFAULT_KV_CACHE_DTYPE = "bfloat16"
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that has not ended: what the scheduler does not know of it."""
+
+    seq: Sequence
+    stop: StopChecker
+    num_outputs: int = 0
+
+
+class Engine:
+    """A loaded model and its requests. One thread at a time.
+
+    scheduler, cache, program: the parts, for tests that look inside. Raises ConfigError, ModelFileError.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
+        warnings: list[str] = []
+        with GGUFFile.open(config.model) as file:
+            model = build_model(file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
+            self._vocabulary = Vocabulary.from_gguf(file.metadata)
+            max_model_len = _max_model_len(config, model.max_position_embeddings)
+            budget_tokens = _max_num_batched_tokens(config, warnings)
+            executor = create_executor(config.isa, config.threads)
+            cpu_model = CpuModel(
+                model.graph,
+                file.tensors,
+                executor,
+                float_activations=config.activation_dtype == "float32",
+                max_tokens=budget_tokens,
+                max_sequences=config.max_num_seqs,
+            )
+            kv_dtype = DEFAULT_KV_CACHE_DTYPE if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+            needs = ModelMemory(
+                weight_bytes=cpu_model.weight_bytes,
+                workspace_bytes=cpu_model.workspace_bytes,
+                block_bytes=cpu_model.block_bytes(config.block_size, kv_dtype),
+                block_size=config.block_size,
+                max_model_len=max_model_len,
+                kv_cache_dtype=kv_dtype,
+            )
+            memory = plan_memory(read_machine_memory(), needs, config)
+            cpu_model.pack()
+            file.release_pages()
+
+        self.program = cpu_model.allocate(memory.num_blocks, config.block_size, kv_dtype)
+        self.cache = KVCacheManager(memory.num_blocks, config.block_size, config.enable_prefix_caching)
+        scheduler_config = SchedulerConfig(config.max_num_seqs, budget_tokens, max_model_len)
+        self.scheduler = Scheduler(scheduler_config, self.cache, clock or SystemClock())
+        self._runner = Runner(
+            self.program,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=budget_tokens,
+            max_model_len=max_model_len,
+            block_size=config.block_size,
+            eos_token_ids=self._vocabulary.eos_token_ids,
+        )
+        self._live: dict[int, _Live] = {}  # by seq_id
+        self._stats = EngineStats(num_blocks=memory.num_blocks)
+        self.info = EngineInfo(
+            served_model_name=config.served_model_name or Path(config.model).stem,
+            max_model_len=max_model_len,
+            max_prompt_tokens=max_model_len - 1,
+            vocab_size=model.vocab_size,
+            max_num_seqs=config.max_num_seqs,
+            block_size=config.block_size,
+            kv_cache_dtype=kv_dtype,
+            isa=executor.isa,
+            threads=executor.threads,
+            memory_table=memory.rows(),
+            warnings=[*warnings, *memory.warnings],
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequestError if it could not be computed, whatever the door let through."""
+        self._check(request)
+        seq = self.scheduler.add(request)
+        stop = StopChecker(
+            request.params, self._vocabulary.eos_token_ids, seq.num_prompt_tokens, self.info.max_model_len
+        )
+        self._live[seq.seq_id] = _Live(seq, stop)
+
+    def abort(self, request_id: str) -> None:
+        """End a request, if it has not ended; no output follows."""
+        seq = self.scheduler.abort(request_id)
+        if seq is not None:
+            del self._live[seq.seq_id]
+
+    def step(self) -> list[RequestOutput]:
+        """Move on by one step; returns what is new for clients."""
+        plan = self.scheduler.schedule()
+        result = self._runner.execute(plan)
+        outputs = [self._take(sampled) for sampled in result.sampled]
+        for seq in self.scheduler.update(result):
+            del self._live[seq.seq_id]
+        self._stats.num_steps += 1
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """A snapshot, updated in place by the next call."""
+        stats, cache = self._stats, self.cache
+        stats.num_requests_running = self.scheduler.num_running
+        stats.num_requests_waiting = self.scheduler.num_waiting
+        stats.num_blocks_in_use = cache.num_blocks_in_use
+        stats.num_blocks_cached = cache.num_blocks_cached
+        stats.prefix_cache_queries = cache.num_prefix_queries
+        stats.prefix_cache_hits = cache.num_prefix_hits
+        stats.num_preemptions = self.scheduler.num_preemptions
+        return stats
+
+    def close(self) -> None:
+        """Drop every request. The memory goes with the last reference to the engine."""
+        for live in list(self._live.values()):
+            self.abort(live.seq.request.request_id)
+
+    def _take(self, sampled: SampledToken) -> RequestOutput:
+        """The news that a sampled token is; marks it if it ends its request."""
+        live = self._live[sampled.seq_id]
+        request, first = live.seq.request, live.num_outputs == 0
+        live.num_outputs += 1
+        self._stats.generation_tokens += 1
+        if first:
+            self._stats.prompt_tokens += live.seq.num_prompt_tokens
+        text = self._visible_bytes(sampled.token_id, request.params.skip_special_tokens)
+        released, sampled.finish_reason, stop_reason = live.stop.push(sampled.token_id, text, live.num_outputs)
+        return RequestOutput(
+            request_id=request.request_id,
+            token_ids=[sampled.token_id],
+            logprobs=None if sampled.logprobs is None else [sampled.logprobs],
+            text=released,
+            finish_reason=sampled.finish_reason,
+            stop_reason=stop_reason,
+            num_cached_tokens=live.seq.num_cached_tokens if first else None,
+        )
+
+    def _visible_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
+        if token_id >= self._vocabulary.vocab_size:  # the model's matrix may be padded beyond the vocabulary
+            return b""
+        return self._vocabulary.visible_bytes(token_id, skip_special_tokens)
+
+    def _check(self, request: Request) -> None:
+        prompt, limit, vocab_size = request.prompt_token_ids, self.info.max_prompt_tokens, self.info.vocab_size
+        if not 1 <= len(prompt) <= limit:
+            raise InvalidRequestError(
+                f"the prompt has {len(prompt):,} tokens; it must have 1 to {limit:,}: shorten it or raise "
+                "--max-model-len",
+                param="prompt",
+                code="context_length_exceeded" if prompt else None,
+            )
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            raise InvalidRequestError(
+                f"the prompt has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {vocab_size - 1}: "
+                "use its own tokenizer",
+                param="prompt",
+            )
+        assert request.params.seed is not None, "the door resolves seeds"
+
+
+def system_info() -> list[tuple[str, str]]:
+    """What `octavo info` shows of this machine: (name, value)."""
+    memory = read_machine_memory()
+    best, *others = instruction_sets()
+    return [
+        ("processor", _processor_name()),
+        ("instruction sets", ", ".join([f"{best} (used by default)", *others])),
+        ("threads", f"{available_threads()}"),
+        ("memory", f"{format_bytes(memory.total_bytes)}, {format_bytes(memory.available_bytes)} available"),
+    ]
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _max_model_len(config: EngineConfig, limit: int) -> int:
+    wanted = limit if config.max_model_len is None else config.max_model_len
+    if not 2 <= wanted <= limit:
+        raise ConfigError(
+            f"--max-model-len is {wanted:,}; this model allows 2 to {limit:,} tokens (one of prompt and one of output "
+            "at least): choose a value in this range, or leave it out for the most"
+        )
+    return wanted
+
+
+def _max_num_batched_tokens(config: EngineConfig, warnings: list[str]) -> int:
+    if config.max_num_batched_tokens >= config.max_num_seqs:
+        return config.max_num_batched_tokens
+    warnings.append(
+        f"--max-num-batched-tokens is {config.max_num_batched_tokens}, raised to {config.max_num_seqs}: each of the "
+        "--max-num-seqs running requests needs a token a step"
+    )
+    return config.max_num_seqs

@@ -1,0 +1,149 @@
+"""Turns a step's plan into arrays, runs them through a backend's program, and samples.
+
+The token buffer of every sequence lives here, so a plan says counts only. It does not know why something is scheduled,
+when a sequence ends, or what a token means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core import records
+from octavo.core.records import SampledToken, ScheduledSequence, StepPlan, StepResult
+from octavo.runner.sampler import Sampler, SamplerState
+
+Ints = NDArray[np.int32]
+
+
+class Program(Protocol):
+    """What the runner asks of a backend (backends.cpu.CpuProgram). Arrays are C-contiguous, int32 unless said."""
+
+    def run(
+        self, token_ids: Ints, first_row: Ints, first_position: Ints, block_tables: Ints, selected_rows: Ints
+    ) -> None: ...
+    def sample(self, rows: int, /, *arrays: NDArray[Any]) -> None: ...
+    def copy_blocks(self, group: int, source: Ints, destination: Ints) -> None: ...
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the runner remembers of one sequence. `row`: where its blocks were last written in the step's tables."""
+
+    seq_id: int
+    tokens: Ints  # [most tokens it can have]
+    num_tokens: int
+    blocks: Ints  # [most blocks it can have], logical -> physical
+    sampler: SamplerState
+    row: int = -1
+
+
+class Runner:
+    """Executes plans, one at a time, in the order in which they were made.
+
+    All arrays of a step are allocated once. A row of the block tables keeps what it was told of a sequence, so a
+    sequence that is in the same place of the plan as in the step before costs its new blocks only.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        block_size: int,
+        eos_token_ids: Collection[int],
+    ) -> None:
+        self._program = program
+        self._max_model_len = max_model_len
+        self._block_size = block_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._known: dict[int, _Known] = {}
+        self._sampler = Sampler(max_num_seqs)
+        self._token_ids = np.zeros(max_num_batched_tokens, np.int32)
+        self._first_row = np.zeros(max_num_seqs + 1, np.int32)
+        self._first_position = np.zeros(max_num_seqs, np.int32)
+        self._selected_rows = np.zeros(max_num_seqs, np.int32)
+        self._block_tables = np.zeros((max_num_seqs, self._num_blocks(max_model_len)), np.int32)
+        self._occupants = [-1] * max_num_seqs  # the seq_id whose blocks a row of the tables holds
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """One step: forget, learn, copy blocks, compute, sample."""
+        for seq_id in plan.finished:
+            del self._known[seq_id]
+        for seq in plan.new:
+            self._learn(seq)
+        if plan.block_copies:
+            source, destination = np.array(plan.block_copies, np.int32).T.copy()
+            self._program.copy_blocks(0, source, destination)
+        if not plan.scheduled:
+            return StepResult(plan.step)
+
+        sampling = self._compute(plan.scheduled)
+        if not sampling:
+            return StepResult(plan.step)
+        sampled = self._sampler.run(self._program.sample, len(sampling), [known.sampler for known in sampling])
+        result = StepResult(plan.step)
+        for known, (token_id, logprobs) in zip(sampling, sampled, strict=True):
+            known.tokens[known.num_tokens] = token_id
+            known.num_tokens += 1
+            known.sampler.append(token_id)
+            result.sampled.append(SampledToken(known.seq_id, token_id, logprobs))
+        return result
+
+    def _learn(self, seq: records.Sequence) -> None:
+        request = seq.request
+        room = self._max_model_len - seq.num_prompt_tokens
+        wanted = request.params.max_tokens
+        tokens = np.empty(seq.num_prompt_tokens + (room if wanted is None else min(wanted, room)), np.int32)
+        tokens[: seq.num_prompt_tokens] = request.prompt_token_ids
+        blocks = np.empty(self._num_blocks(len(tokens)), np.int32)
+        sampler = SamplerState(request.params, request.prompt_token_ids, self._eos_token_ids)
+        self._known[seq.seq_id] = _Known(seq.seq_id, tokens, seq.num_prompt_tokens, blocks, sampler)
+
+    def _compute(self, scheduled: Sequence[ScheduledSequence]) -> list[_Known]:
+        """Runs the program; returns the sequences whose logits it has now, in the order of their rows."""
+        sampling: list[_Known] = []
+        selected_rows: list[int] = []
+        first_row = [0]
+        end = 0
+        for row, s in enumerate(scheduled):
+            known = self._known[s.seq_id]
+            begin, end = end, end + s.count
+            self._token_ids[begin:end] = known.tokens[s.first : s.first + s.count]
+            first_row.append(end)
+            self._place_blocks(row, known, s)
+            if s.samples:
+                assert s.first + s.count == known.num_tokens, "a sample follows the last known token"
+                sampling.append(known)
+                selected_rows.append(end - 1)
+        n, selected = len(scheduled), len(selected_rows)
+        self._first_row[: n + 1] = first_row
+        self._first_position[:n] = [s.first for s in scheduled]
+        self._selected_rows[:selected] = selected_rows
+        self._program.run(
+            self._token_ids[:end],
+            self._first_row[: n + 1],
+            self._first_position[:n],
+            self._block_tables[:n],
+            self._selected_rows[:selected],
+        )
+        return sampling
+
+    def _place_blocks(self, row: int, known: _Known, s: ScheduledSequence) -> None:
+        num_blocks, first = len(s.block_table), s.num_known_blocks
+        if first < num_blocks:
+            known.blocks[first:num_blocks] = s.block_table[first:]
+        if known.row != row or self._occupants[row] != known.seq_id:
+            known.row, self._occupants[row] = row, known.seq_id
+            first = 0
+        if first < num_blocks:
+            self._block_tables[row, first:num_blocks] = known.blocks[first:num_blocks]
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
