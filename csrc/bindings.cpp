@@ -167,6 +167,7 @@ NB_MODULE(_native, m) {
       .def("run", &run_program, "token_ids"_a, "first_row"_a, "first_position"_a, "block_tables"_a, "selected_rows"_a,
            "One step over a ragged batch; sequence s owns rows first_row[s]..first_row[s+1] at positions from first_position[s].")
       .def("read", &read_tensor, "tensor"_a, "A tensor's rows after the step, as float32 [rows, width].")
+      .def("fill_workspace", &Program::fill_workspace, "byte"_a, "Overwrites all intermediates (0xff: NaN everywhere); for tests of recycled memory.")
       .def("sample", &sample_program, "logits"_a, "rows"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition_penalty"_a,
            "presence_penalty"_a, "frequency_penalty"_a, "seed"_a, "position"_a, "sample_index"_a, "num_logprobs"_a, "penalty_offsets"_a,
            "penalty_ids"_a, "output_counts"_a, "mask_offsets"_a, "mask_ids"_a, "token"_a, "logprob"_a, "rank"_a, "top_ids"_a,

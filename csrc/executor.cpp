@@ -287,6 +287,11 @@ void Program::run(const Batch &batch) {
   executor_->pool().run(phases_.data(), phases_.size(), &step_);
 }
 
+void Program::fill_workspace(uint8_t byte) {
+  std::memset(arena_.data(), byte, arena_.size());
+  std::memset(partials_.data(), byte, partials_.size());
+}
+
 void Program::read(TensorId id, float *out) const {
   TensorView view = step_.view(id);
   for (int row = 0; row < step_.rows(id); row++) executor_->kernels().read_row(view, row, out + static_cast<int64_t>(row) * view.width);

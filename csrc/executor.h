@@ -76,6 +76,7 @@ class Program {
   // Rows of a tensor after the step, as floats.
   void read(TensorId id, float *out) const;
   int rows(TensorId id) const { return step_.rows(id); }
+  void fill_workspace(uint8_t byte);  // 0xff: NaN everywhere; for tests of recycled memory
   const TensorInfo &tensor(TensorId id) const { return tensors_.at(id); }
   // Samples from the rows of a FLOAT32 tensor; args.logits and args.stride are set here.
   void sample(TensorId logits, SampleArgs args);

@@ -1,0 +1,123 @@
+"""Runs small graphs on the native backend and on the float64 reference, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import gguf
+import numpy as np
+from gguf.quants import quantize
+from numpy.typing import NDArray
+
+from octavo.backends.cpu.backend import CpuModel, CpuProgram, create_executor, instruction_sets
+from octavo.graph.builder import Graph, GraphBuilder, KVGroup
+from octavo.graph.reference import Reference, ReferenceBatch
+from octavo.graph.schema import Embed, Tensor, Weight
+from octavo.quantization.formats import WeightType, dequantize
+
+ISAS = instruction_sets()
+QUANTIZED = (WeightType.Q4_0, WeightType.Q4_1, WeightType.Q8_0)
+ALL_TYPES = tuple(WeightType)
+MAX_TOKENS, MAX_SEQUENCES = 64, 64
+NO_KV = (KVGroup("full", 1, 1, 32),)
+
+
+@dataclass(frozen=True)
+class Stored:
+    shape: tuple[int, ...]
+    type: WeightType
+    data: NDArray[np.uint8]
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        return dequantize(self.data, self.type, self.shape).astype(np.float64)
+
+
+def stored(values: NDArray[np.float64], kind: WeightType = WeightType.F32) -> Stored:
+    raw = quantize(values.astype(np.float32), gguf.GGMLQuantizationType(int(kind)))
+    return Stored(values.shape, kind, np.ascontiguousarray(raw).view(np.uint8).reshape(-1))
+
+
+@dataclass
+class Bench:
+    """A graph under construction with its weights; `inputs` become rows by an embedding of token ids 0, 1, 2 ..."""
+
+    g: GraphBuilder = field(default_factory=GraphBuilder)
+    tensors: dict[str, Stored] = field(default_factory=dict)
+
+    def weight(self, name: str, values: NDArray[np.float64], kind: WeightType = WeightType.F32) -> Weight:
+        self.tensors[name] = stored(values, kind)
+        return Weight(name, values.shape)
+
+    def rows(self, name: str, values: NDArray[np.float64]) -> Tensor:
+        return self.g(Embed(self.weight(name, values)))
+
+    def build(self, out: Tensor, groups: tuple[KVGroup, ...] = NO_KV) -> Pair:
+        return Pair(self.g.build({"out": out}, groups), self.tensors)
+
+
+@dataclass
+class Pair:
+    graph: Graph
+    tensors: dict[str, Stored]
+
+    def native(
+        self,
+        isa: str,
+        *,
+        threads: int = 2,
+        float_activations: bool = True,
+        num_blocks: int = 1,
+        block_size: int = 16,
+        kv_dtype: str = "float32",
+    ) -> Native:
+        model = CpuModel(
+            self.graph,
+            self.tensors,
+            create_executor(isa, threads),
+            float_activations=float_activations,
+            max_tokens=MAX_TOKENS,
+            max_sequences=MAX_SEQUENCES,
+        )
+        model.pack()
+        return Native(model, model.allocate(num_blocks, block_size, kv_dtype))
+
+    def reference(self) -> Reference:
+        return Reference(self.graph, {name: t.values for name, t in self.tensors.items()})
+
+    def expected(self, rows: int, selected: tuple[int, ...] = ()) -> NDArray[np.float64]:
+        """The output for one sequence of `rows` tokens 0, 1, 2 ..."""
+        batch = ReferenceBatch(np.arange(rows), (("a", rows),), selected)
+        return self.reference().run(batch)[self.graph.outputs["out"].id]
+
+
+class Native:
+    def __init__(self, model: CpuModel, program: CpuProgram) -> None:
+        self.model, self.program = model, program
+        program.pool.fill(0, 0xFF)
+        program.native.fill_workspace(0xFF)
+
+    def step(
+        self,
+        token_ids: NDArray[np.int64],
+        counts: list[int],
+        first_positions: list[int] | None = None,
+        tables: NDArray[np.int32] | None = None,
+        selected: tuple[int, ...] = (),
+    ) -> NDArray[np.float32]:
+        first_row = np.cumsum([0, *counts], dtype=np.int32)
+        first = np.array(first_positions or [0] * len(counts), np.int32)
+        if tables is None:
+            tables = np.zeros((len(counts), 64), np.int32)
+        self.program.run(token_ids.astype(np.int32), first_row, first, tables, np.array(selected, np.int32))
+        return self.program.read("out")
+
+    def rows(self, n: int, selected: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        """The output for one sequence of n tokens 0, 1, 2 ..."""
+        return self.step(np.arange(n), [n], selected=selected)
+
+
+def relative_error(got: NDArray[np.float32], want: NDArray[np.float64]) -> float:
+    assert got.shape == want.shape
+    assert np.isfinite(got).all()
+    return float(np.abs(got - want).max() / max(np.abs(want).max(), 1e-30))

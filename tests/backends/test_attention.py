@@ -1,0 +1,157 @@
+"""Paged attention against the reference, and its promise: the same bits for every way of cutting the work."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from octavo.backends.cpu import _native
+from octavo.graph.builder import GraphBuilder, KVGroup
+from octavo.graph.reference import ReferenceBatch
+from octavo.graph.schema import Attention, Embed, RopeTable, Weight
+from tests.backends.harness import ISAS, MAX_TOKENS, Bench, Native, Pair
+
+pytestmark = pytest.mark.parametrize("isa", ISAS)
+TOLERANCE = {"float32": 3e-6, "float16": 2e-3, "bfloat16": 1.5e-2}
+VOCAB = 64
+
+
+def attention_pair(heads: int, kv_heads: int, head_dim: int, *, rope: bool = True, seed: int = 0) -> Pair:
+    """q, k and v are random rows chosen by token id; two layers write to the cache, the second is the output."""
+    rng = np.random.default_rng(seed)
+    bench, g = Bench(), GraphBuilder()
+    bench.g = g
+    table = g(RopeTable(tuple(100.0 ** (-i / 8) for i in range(8)))) if rope else None
+    out = None
+    for layer in range(2):
+        q, k, v = (
+            bench.rows(f"{name}{layer}", rng.normal(size=(VOCAB, n * head_dim)))
+            for name, n in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+        )
+        out = g(
+            Attention(
+                q, k, v, rope=table, rope_interleaved=bool(seed % 2), group=0, layer=layer, num_heads=heads,
+                num_kv_heads=kv_heads, head_dim=head_dim, scale=1 / math.sqrt(head_dim),
+            )
+        )  # fmt: skip
+    assert out is not None
+    return bench.build(out, (KVGroup("full", 2, kv_heads, head_dim),))
+
+
+class Tables:
+    """Block tables over a shuffled pool."""
+
+    def __init__(self, sequences: int, tokens: int, block_size: int, seed: int = 0) -> None:
+        width = -(-tokens // block_size)
+        self.num_blocks = sequences * width
+        ids = np.random.default_rng(seed).permutation(self.num_blocks).astype(np.int32)
+        self.rows = np.ascontiguousarray(ids.reshape(sequences, width))
+
+
+def run_chunks(native: Native, tables: Tables, tokens: np.ndarray, chunks: list[int]) -> np.ndarray:
+    """One sequence computed in the given chunks."""
+    out, at = [], 0
+    for count in chunks:
+        out.append(native.step(tokens[at : at + count], [count], [at], tables.rows))
+        at += count
+    assert at == len(tokens)
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("kv_dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"),
+    [(4, 4, 32, 8), (9, 3, 64, 16), (2, 1, 40, 32), (6, 2, 80, 16), (5, 1, 96, 64), (8, 2, 128, 128), (1, 1, 256, 256)],
+)
+def test_ragged_steps_match_the_reference(
+    isa: str, heads: int, kv_heads: int, head_dim: int, block_size: int, kv_dtype: str
+) -> None:
+    pair = attention_pair(heads, kv_heads, head_dim, seed=head_dim)
+    rng = np.random.default_rng(head_dim)
+    lengths = [1, 530, 90, 17, 256]
+    tables = Tables(len(lengths), max(lengths), block_size)
+    native = pair.native(isa, num_blocks=tables.num_blocks, block_size=block_size, kv_dtype=kv_dtype)
+    reference, done = pair.reference(), [0] * len(lengths)
+    while any(d < n for d, n in zip(done, lengths, strict=True)):
+        chosen, counts, budget = [], [], MAX_TOKENS
+        for s in rng.permutation(len(lengths)):
+            count = min(int(rng.choice([1, 2, 7, 40])), lengths[s] - done[s], budget)
+            if count:
+                chosen.append(int(s))
+                counts.append(count)
+                budget -= count
+        ids = rng.integers(0, VOCAB, sum(counts))
+        got = native.step(ids, counts, [done[s] for s in chosen], tables.rows[chosen])
+        batch = ReferenceBatch(ids, tuple((str(s), c) for s, c in zip(chosen, counts, strict=True)), ())
+        want = reference.run(batch)[pair.graph.outputs["out"].id]
+        assert np.abs(got - want).max() < TOLERANCE[kv_dtype] * np.abs(want).max()
+        for s, c in zip(chosen, counts, strict=True):
+            done[s] += c
+
+
+@pytest.mark.parametrize("kv_dtype", list(TOLERANCE))
+def test_bits_do_not_depend_on_chunks_threads_blocks_or_company(isa: str, kv_dtype: str) -> None:
+    pair = attention_pair(6, 2, 48, seed=1)
+    length = 2 * _native.PARTITION + 70
+    rng = np.random.default_rng(7)
+    tokens = rng.integers(0, VOCAB, length)
+    plain = Tables(1, length, 16)
+    native = pair.native(isa, num_blocks=plain.num_blocks, kv_dtype=kv_dtype)
+    want = run_chunks(native, plain, tokens, [MAX_TOKENS] * (length // MAX_TOKENS) + [length % MAX_TOKENS])
+    for threads, block_size, seed in ((1, 8, 1), (3, 64, 2), (2, 256, 3)):
+        tables = Tables(2, length, block_size, seed)
+        native = pair.native(
+            isa, threads=threads, num_blocks=tables.num_blocks, block_size=block_size, kv_dtype=kv_dtype
+        )
+        at, other = 0, 0
+        while at < length:
+            count = min(int(rng.choice([1, 1, 3, 31])), length - at)
+            company = int(rng.integers(0, 32))
+            ids = np.concatenate([rng.integers(0, VOCAB, company), tokens[at : at + count]])
+            if company and other + company <= length:
+                got = native.step(ids, [company, count], [other, at], tables.rows)[company:]
+                other += company
+            else:
+                got = native.step(ids[company:], [count], [at], tables.rows[1:])
+            assert np.array_equal(got, want[at : at + count]), f"position {at}"
+            at += count
+
+
+def test_a_copied_block_holds_the_same_context(isa: str) -> None:
+    pair = attention_pair(4, 2, 64)
+    tokens = np.random.default_rng(3).integers(0, VOCAB, 41)
+    tables = Tables(1, 48, 16)
+    native = pair.native(isa, num_blocks=8)
+    native.step(tokens[:40], [40], [0], tables.rows)
+    want = native.step(tokens[40:], [1], [40], tables.rows)
+    copy = np.array([[5, 6, 7]], np.int32)
+    native.program.copy_blocks(0, tables.rows[0], copy[0])
+    native.step(tokens[:1] * 0, [1], [30], tables.rows)  # overwrites the original's position 30
+    assert np.array_equal(native.step(tokens[40:], [1], [40], copy), want)
+
+
+def test_many_long_sequences_overflow_the_partial_slots_without_a_change_of_bits(isa: str) -> None:
+    """With more partitions than workspace slots the rest is computed unsplit."""
+    pair = attention_pair(2, 1, 32)
+    length = 60 * _native.PARTITION + 1
+    tables = Tables(1, length, 256)
+    native = pair.native(isa, num_blocks=tables.num_blocks, block_size=256)
+    tokens = np.random.default_rng(5).integers(0, VOCAB, length)
+    for at in range(0, length - 1, MAX_TOKENS):
+        native.step(tokens[at : at + MAX_TOKENS], [MAX_TOKENS], [at], tables.rows)
+    many = 12  # 12 * 61 partitions > 512 slots; all share one table and write the same last token
+    got = native.step(
+        np.repeat(tokens[-1:], many), [1] * many, [length - 1] * many, np.repeat(tables.rows, many, axis=0)
+    )
+    assert (got == got[0]).all()
+
+
+def test_a_copy_outside_the_pool_is_refused(isa: str) -> None:
+    native = attention_pair(1, 1, 32).native(isa, num_blocks=4)
+    one, nine = np.array([1], np.int32), np.array([9], np.int32)
+    for source, destination in ((one, nine), (nine, one), (one, -one)):
+        with pytest.raises(ValueError, match="out of the pool"):
+            native.program.copy_blocks(0, source, destination)
+    assert Embed(Weight("w", (2, 3))).results()[0][1] == 3

@@ -1,0 +1,220 @@
+"""Each operation against the float64 reference: every instruction set, odd widths, masked tails, NaN in old memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo.backends.cpu import _native
+from octavo.backends.cpu.backend import create_executor
+from octavo.core.errors import ConfigError
+from octavo.graph.schema import (
+    Activation,
+    Add,
+    AddRmsNorm,
+    Cast,
+    Embed,
+    GatedActivation,
+    GatedLinear,
+    Linear,
+    RmsNorm,
+    Rope,
+    RopeTable,
+    SelectRows,
+    Weight,
+)
+from octavo.quantization.formats import WeightType
+from tests.backends.harness import ALL_TYPES, ISAS, QUANTIZED, Bench, Pair, relative_error
+
+pytestmark = pytest.mark.parametrize("isa", ISAS)
+WIDTHS = (1, 7, 16, 33, 64, 95, 160)
+ROWS = (1, 2, 5, 6, 7, 13, 31)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).normal(size=shape)
+
+
+def check(pair: Pair, isa: str, rows: int, tolerance: float = 2e-6, selected: tuple[int, ...] = ()) -> None:
+    assert relative_error(pair.native(isa).rows(rows, selected), pair.expected(rows, selected)) < tolerance
+
+
+def test_the_forced_instruction_set_is_the_one_that_ran(isa: str) -> None:
+    assert create_executor(isa, 1).isa == isa
+    bench = Bench()
+    x = bench.rows("x", normal(8, 160))
+    pair = bench.build(bench.g(Linear(x, (bench.weight("w", normal(48, 160)),), (None,))))
+    results = {name: pair.native(name).rows(8).tobytes() for name in ISAS}
+    assert len(set(results.values())) == len(ISAS), "each instruction set rounds in its own way"
+
+
+def test_an_unknown_instruction_set_is_refused_with_those_there_are(isa: str) -> None:
+    with pytest.raises(ConfigError, match=f"'avx9' is not available here; available: .*{isa}"):
+        create_executor("avx9", 1)
+
+
+@pytest.mark.parametrize("kind", ALL_TYPES)
+def test_embed_reads_rows_of_every_weight_type(isa: str, kind: WeightType) -> None:
+    bench = Bench()
+    table = bench.weight("table", normal(37, 96), kind)
+    pair = bench.build(bench.g(Embed(table)))
+    got = pair.native(isa).rows(37)
+    assert np.array_equal(got, bench.tensors["table"].values.astype(np.float32))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rms_norm(isa: str, width: int) -> None:
+    bench = Bench()
+    x = bench.rows("x", normal(9, width) * 3)
+    check(bench.build(bench.g(RmsNorm(x, bench.weight("w", normal(width)), 1e-5))), isa, 9)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_add_rms_norm_gives_the_sum_and_its_norm(isa: str, width: int) -> None:
+    for which in (0, 1):
+        bench = Bench()
+        x, y = bench.rows("x", normal(9, width)), bench.rows("y", normal(9, width, seed=1))
+        outputs = bench.g.outputs_of(AddRmsNorm(x, y, bench.weight("w", normal(width)), 1e-6))
+        check(bench.build(outputs[which]), isa, 9)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_add_and_gated_activation(isa: str, width: int) -> None:
+    for make in (Add, lambda a, b: GatedActivation(a, b, Activation.SILU)):
+        bench = Bench()
+        x, y = bench.rows("x", normal(9, width) * 10), bench.rows("y", normal(9, width, seed=1))
+        check(bench.build(bench.g(make(x, y))), isa, 9)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("head_dim", "pairs"), [(32, 16), (64, 16), (80, 20), (10, 3)])
+def test_rope_rotates_whole_and_partial_heads(isa: str, interleaved: bool, head_dim: int, pairs: int) -> None:
+    bench = Bench()
+    x = bench.rows("x", normal(40, 3 * head_dim))
+    table = bench.g(RopeTable(tuple(10000.0 ** (-i / pairs) for i in range(pairs))))
+    check(bench.build(bench.g(Rope(x, table, head_dim, interleaved))), isa, 40)
+
+
+def test_rope_table_is_exact_far_out(isa: str) -> None:
+    bench = Bench()
+    bench.rows("x", normal(8, 16))
+    native = bench.build(bench.g(RopeTable((1.0, 0.37)))).native(isa)
+    got = native.step(np.zeros(3), [3], [100_000])
+    angles = (100_000 + np.arange(3))[:, None] * np.array([1.0, 0.37])
+    assert relative_error(got, np.concatenate([np.cos(angles), np.sin(angles)], axis=1)) < 1e-7
+
+
+def test_select_rows_takes_the_named_rows_in_order(isa: str) -> None:
+    bench = Bench()
+    pair = bench.build(bench.g(SelectRows(bench.rows("x", normal(20, 33)))))
+    check(pair, isa, 20, selected=(3, 19, 4))
+
+
+@pytest.mark.parametrize("kind", ALL_TYPES)
+@pytest.mark.parametrize("out_features", [1, 16, 50, 96])
+def test_linear_with_float_activations(isa: str, kind: WeightType, out_features: int) -> None:
+    for width in (32, 160, 352) if kind in QUANTIZED else WIDTHS:
+        bench = Bench()
+        values = normal(31, width)
+        x = bench.rows("x", values)
+        w, bias = bench.weight("w", normal(out_features, width), kind), bench.weight("b", normal(out_features))
+        pair = bench.build(bench.g(Linear(x, (w,), (bias,))))
+        native = pair.native(isa)
+        for rows in ROWS:
+            magnitude = np.abs(values[:rows]) @ np.abs(bench.tensors["w"].values.T) + 1
+            assert (np.abs(native.rows(rows) - pair.expected(rows)) / magnitude).max() < 5e-7
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZED, WeightType.BF16])
+def test_linear_multiplies_exactly_what_the_activations_were_rounded_to(isa: str, kind: WeightType) -> None:
+    """The rounding of activations is checked by itself; the product must then be as exact as a float one."""
+    for width in (32, 160, 352) if kind in QUANTIZED else WIDTHS:
+        bench = Bench()
+        values = normal(31, width) * np.geomspace(1e-3, 1e3, 31)[:, None]
+        values[5] = 0
+        x = bench.rows("x", values)
+        w, bias = bench.weight("w", normal(70, width), kind), bench.weight("b", normal(70))
+        pair = bench.build(bench.g(Linear(x, (w,), (bias,))))
+        native = pair.native(isa, float_activations=False)
+        for rows in ROWS:
+            got = native.rows(rows)
+            rounded = native.program.native.read(x.id).astype(np.float64)
+            if kind in QUANTIZED:
+                top = np.abs(values[:rows].reshape(rows, -1, 32)).max(axis=2)
+                assert (np.abs(rounded - values[:rows]).reshape(rows, -1, 32).max(axis=2) <= top / 127 * 0.5001).all()
+            else:
+                assert (np.abs(rounded - values[:rows]) <= np.abs(values[:rows]) * 2**-8).all()
+            want = rounded @ bench.tensors["w"].values.T + bench.tensors["b"].values
+            scale = np.abs(rounded) @ np.abs(bench.tensors["w"].values.T) + 1
+            assert (np.abs(got - want) / scale).max() < 2e-6
+
+
+@pytest.mark.parametrize("float_activations", [False, True])
+@pytest.mark.parametrize("kind", ALL_TYPES)
+def test_a_row_has_the_same_bits_whatever_the_number_of_rows_and_threads(
+    isa: str, kind: WeightType, float_activations: bool
+) -> None:
+    bench = Bench()
+    x = bench.rows("x", normal(40, 160))
+    gate, up = bench.weight("gate", normal(70, 160), kind), bench.weight("up", normal(70, 160, seed=1), kind)
+    pair = bench.build(bench.g(GatedLinear(x, gate, up, Activation.SILU)))
+    whole = pair.native(isa, float_activations=float_activations).rows(40)
+    for threads in (1, 3):
+        native = pair.native(isa, threads=threads, float_activations=float_activations)
+        for rows in (1, 5, 6, 13):
+            for begin in range(0, 40, rows):
+                part = native.step(np.arange(begin, min(begin + rows, 40)), [min(rows, 40 - begin)])
+                assert np.array_equal(part, whole[begin : begin + rows])
+
+
+@pytest.mark.parametrize("kind", ALL_TYPES)
+def test_gated_linear(isa: str, kind: WeightType) -> None:
+    bench = Bench()
+    x = bench.rows("x", normal(31, 160))
+    gate, up = bench.weight("gate", normal(50, 160), kind), bench.weight("up", normal(50, 160, seed=1), kind)
+    pair = bench.build(bench.g(GatedLinear(x, gate, up, Activation.SILU)))
+    for rows in ROWS:
+        assert relative_error(pair.native(isa).rows(rows), pair.expected(rows)) < 5e-6
+
+
+def test_linears_of_several_types_share_their_input_by_casts(isa: str) -> None:
+    """int8, bfloat16 and float32 readers of one tensor: each gets its own storage of it."""
+    bench = Bench()
+    x = bench.g(Add(bench.rows("x", normal(9, 64)), bench.rows("y", normal(9, 64, seed=1))))
+    parts = [
+        bench.g(Linear(x, (bench.weight(kind.name, normal(48, 64, seed=2), kind),), (None,))) for kind in ALL_TYPES
+    ]
+    total = x = parts[0]
+    for part in parts[1:]:
+        total = bench.g(Add(total, part))
+    pair = bench.build(total)
+    native = pair.native(isa, float_activations=False)
+    assert sum(isinstance(node.op, Cast) for node in native.model.lowered.graph.nodes) == 2
+    assert relative_error(native.rows(9), pair.expected(9)) < 0.02
+
+
+def test_tiny_and_huge_values_survive_int8_activations(isa: str) -> None:
+    bench = Bench()
+    x = bench.rows("x", np.concatenate([normal(2, 64) * 1e-37, normal(2, 64) * 1e30, np.zeros((1, 64))]))
+    pair = bench.build(bench.g(Linear(x, (bench.weight("w", normal(16, 64), WeightType.Q8_0),), (None,))))
+    got = pair.native(isa, float_activations=False).rows(5)
+    for row in (0, 1, 2, 3):
+        assert relative_error(got[row : row + 1], pair.expected(5)[row : row + 1]) < 0.05
+    assert not got[4].any()
+
+
+def test_a_batch_that_does_not_fit_is_refused_and_the_next_step_works(isa: str) -> None:
+    bench = Bench()
+    pair = bench.build(bench.rows("x", normal(4, 16)))
+    native = pair.native(isa)
+    for bad in (np.full(1, 4), np.full(1, -1), np.zeros(65), np.zeros(0)):
+        with pytest.raises(ValueError, match="batch does not fit|outside the vocabulary"):
+            native.step(bad, [len(bad)])
+    check(pair, isa, 4)
+
+
+def test_weights_that_name_no_file_tensor_have_no_bytes(isa: str) -> None:
+    assert _native.vector_bytes(3) == 64
+    assert _native.matrix_bytes(int(WeightType.Q4_0), 17, 32) == 2 * (256 + 64), "whole panels of 16 rows"
+    assert Weight("a", (1,)) != Weight("a", (2,))
+    assert isa in ISAS
