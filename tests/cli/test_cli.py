@@ -127,6 +127,18 @@ def test_a_port_in_use_says_so() -> None:
         listen("127.0.0.1", sock.getsockname()[1])
 
 
+def test_an_address_that_is_not_ours_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0 \(Cannot assign requested address\)"):
+        listen("192.0.2.1", 0)
+
+
+def test_info_shows_the_machine_and_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    shown = capsys.readouterr().out
+    assert "instruction sets" in shown
+    assert ".gguf" in shown
+
+
 def test_the_command_line_does_not_wait_for_heavy_imports() -> None:
     heavy = ("asyncio", "numpy", "starlette", "uvicorn", "prometheus_client", "tokenizers", "jinja2")
     code = f"import sys, octavo.cli.main; print([m for m in {heavy!r} if m in sys.modules])"

@@ -11,7 +11,6 @@ from tests.server.harness import ServerProcess, metric, openai_client, server, w
 from octavo.core.records import SamplingParams
 from octavo.llm import LLM
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPT = "The quick brown fox"
 SMALL = ("--max-model-len", "512", "--max-num-seqs", "8", "--threads", "1")
 
@@ -31,11 +30,15 @@ def test_the_start_shows_where_the_memory_goes(octavo_server: ServerProcess) -> 
     assert "Traceback" not in octavo_server.log
 
 
-def test_the_model_answers_a_question(octavo_server: ServerProcess) -> None:
-    reply = openai_client(octavo_server).chat.completions.create(
-        model=model_name(octavo_server), messages=QUESTION, temperature=0, max_tokens=30
+def test_the_model_knows_its_way_and_speaks_when_spoken_to(octavo_server: ServerProcess) -> None:
+    client, name = openai_client(octavo_server), model_name(octavo_server)
+    fact = client.completions.create(model=name, prompt="The capital of France is", temperature=0, max_tokens=5)
+    assert "Paris" in fact.choices[0].text
+    reply = client.chat.completions.create(
+        model=name, messages=[{"role": "user", "content": "Say hello."}], temperature=0, max_tokens=60
     )
-    assert "Paris" in (reply.choices[0].message.content or "")
+    assert reply.choices[0].finish_reason == "stop"
+    assert "hello" in (reply.choices[0].message.content or "").lower()
 
 
 def test_a_stream_and_the_offline_llm_give_the_same_text_and_logprobs(octavo_server: ServerProcess) -> None:

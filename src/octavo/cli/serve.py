@@ -68,7 +68,8 @@ def listen(host: str, port: int) -> socket.socket:
             case errno.EACCES:
                 advice = f"port {port} needs privileges that this user does not have: choose one above 1023 with --port"
             case _:
-                advice = f"cannot listen on {host}:{port} ({error.strerror or error}): check --host and --port"
+                reason = str(error.strerror).partition(" (while")[0]  # the rest says again what was tried
+                advice = f"cannot listen on {host}:{port} ({reason}): check --host and --port"
         raise ConfigError(advice) from None
 
 
