@@ -29,7 +29,8 @@ class TinyLlama:
     num_heads: int = 2
     num_kv_heads: int = 1
     head_dim: int = 32
-    vocab_size: int = 300  # at least 257: the bytes and an end of text
+    vocab_size: int = 300  # rows of the embedding; at least 257 beside the padding: the bytes and an end of text
+    num_padding_ids: int = 0  # rows beyond the vocabulary
     context_length: int = 1024
     tied_embeddings: bool = True
     attention_bias: bool = False
@@ -40,7 +41,7 @@ class TinyLlama:
 
     @property
     def eos_token_id(self) -> int:
-        return self.vocab_size - 1
+        return self.vocab_size - self.num_padding_ids - 1
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """All tensors, in numpy's order of dimensions."""
@@ -118,14 +119,14 @@ def random_tensors(spec: TinyLlama) -> Mapping[str, NDArray[np.float32]]:
 def _add_vocabulary(writer: gguf.GGUFWriter, spec: TinyLlama) -> None:
     """The bytes, then pairs of letters that no merge can make, then the end of text."""
     alphabet = byte_alphabet()
-    num_pairs = spec.vocab_size - len(alphabet) - 1
-    assert num_pairs >= 0, f"vocab_size is {spec.vocab_size}; it must be at least {len(alphabet) + 1}"
+    num_pairs = spec.eos_token_id - len(alphabet)
+    assert num_pairs >= 0, f"{spec.eos_token_id + 1} tokens are too few for {len(alphabet)} bytes and an end of text"
     letters = "abcdefghijklmnopqrstuvwxyz"
     pairs = [a + b for a in letters for b in letters][:num_pairs]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list([*alphabet, *pairs, EOS_TEXT])
-    writer.add_token_types([TokenType.NORMAL] * (spec.vocab_size - 1) + [TokenType.CONTROL])
+    writer.add_token_types([TokenType.NORMAL] * spec.eos_token_id + [TokenType.CONTROL])
     writer.add_token_merges([])
     writer.add_eos_token_id(spec.eos_token_id)
     writer.add_chat_template(CHAT_TEMPLATE)

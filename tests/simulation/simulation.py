@@ -1,9 +1,9 @@
 """Seeded random workloads through the real engine: every request must come out as if it had run alone, bit for bit.
 
-`simulate(seed)` draws a tiny model, an engine configuration and a workload (arrivals over time, shared prefixes, aborts,
-pools that force preemption), runs it with the cache's invariants checked after every step, and then runs each request
-alone in a fresh engine with other threads, blocks and chunks. What may round differently by design, the instruction set,
-the KV and the activation data type, is the same on both sides. All cache memory is NaN before it is written.
+`simulate(seed)` draws a tiny model, an engine configuration and a workload (arrivals over time, shared prefixes,
+aborts, pools that force preemption), runs it with the cache's invariants checked after every step, and then runs each
+request alone in a fresh engine with other threads, blocks and chunks. What may round differently by design is the same
+on both sides: instruction set, KV and activation data type. All cache memory is NaN before it is written.
 """
 
 from __future__ import annotations
@@ -77,19 +77,22 @@ class Workload:
     requests: list[Planned]
 
 
-def run_seeds(seeds: Iterable[int], on_seed: Callable[[int, Counter[str]], None] | None = None) -> Counter[str]:
+def run_seeds(
+    seeds: Iterable[int],
+    on_seed: Callable[[int, Counter[str]], None] = lambda seed, events: None,
+    make_engine: MakeEngine = Engine,
+) -> Counter[str]:
     """Simulate them all; returns how often each event happened. Raises SimulationError at the first that fails."""
     events: Counter[str] = Counter()
     for seed in seeds:
         try:
-            events += simulate(seed)
+            events += simulate(seed, make_engine)
         except Exception as error:
             raise SimulationError(
                 f"seed {seed}: {type(error).__name__}: {error} | replay: python -m tests.simulation --seeds 1 "
                 f"--start {seed}"
             ) from error
-        if on_seed is not None:
-            on_seed(seed, events)
+        on_seed(seed, events)
     return events
 
 
@@ -127,7 +130,7 @@ def draw_workload(rng: random.Random) -> Workload:
     max_model_len = rng.randint(PARTITION + 40, 3 * PARTITION) if long else rng.randint(24, 120)
     block_size, other_block_size = rng.sample(BLOCK_SIZES, 2)
     threads, other_threads = rng.sample(THREADS, 2)
-    max_num_seqs = rng.choice([1, 2, 4, 4, 8])
+    max_num_seqs = rng.choice([1, 2, 4, 8])
     blocks_of_one = -(-max_model_len // block_size)
     path = str(model_path(model))
     isa = rng.choice(instruction_sets())
@@ -159,7 +162,7 @@ def draw_workload(rng: random.Random) -> Workload:
         num_blocks_override=-(-max_model_len // other_block_size),
         enable_prefix_caching=False,
     )
-    num_requests = rng.randint(2, 4) if long else rng.randint(2, 10)
+    num_requests = rng.randint(2, 4) if long else rng.randint(3, 10)
     return Workload(model, crowded, alone, _draw_requests(rng, model, max_model_len, num_requests))
 
 
@@ -181,7 +184,8 @@ def draw_model(number: int) -> TinyLlama:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rotary_dim=rng.choice([None, None, head_dim // 2]),
-        vocab_size=rng.randint(257, 500),
+        vocab_size=rng.randint(300, 500),
+        num_padding_ids=rng.choice([0, 0, 40]),
         tied_embeddings=rng.random() < 0.5,
         attention_bias=rng.random() < 0.2,
         type=kind,
@@ -208,19 +212,20 @@ def _draw_requests(rng: random.Random, model: TinyLlama, max_model_len: int, cou
     def tokens(n: int) -> list[int]:
         return [rng.randrange(model.vocab_size) for _ in range(n)]
 
-    longest = max_model_len - 1
+    # Either prompts fill most of a sequence, or it is output that grows until the pool is exhausted.
+    longest, most_output = rng.choice([(max_model_len - 1, 12), (max_model_len - 1, 40), (max_model_len // 3, 120)])
     families = [tokens(rng.randint(longest // 2, longest)) for _ in range(rng.randint(1, 2))]
     requests = []
     for i in range(count):
         family = rng.choice(families)
         beginning = family[: rng.choice([0, len(family), rng.randint(1, len(family))])]
         prompt = (beginning + tokens(rng.choice([0, 1, rng.randint(1, 40)])))[:longest] or tokens(1)
-        room = max_model_len - len(prompt)
+        room = min(max_model_len - len(prompt), most_output)
         arrival = rng.choice([0, 0, 1, rng.randrange(30)])
         request = Request(
             request_id=f"request-{i}",
             prompt_token_ids=prompt,
-            params=_draw_params(rng, model, max_tokens=rng.randint(1, min(room, rng.choice([3, 12, 40])))),
+            params=_draw_params(rng, model, max_tokens=rng.choice([room, rng.randint(1, room)])),
             arrival_time=0.0,
             cache_salt=rng.choice([None, None, None, "salt"]),
         )
