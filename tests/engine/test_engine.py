@@ -163,7 +163,7 @@ def test_stats_count_blocks_tokens_and_steps(engine: Engine) -> None:
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (40, 16)
     assert (stats.num_requests_running, stats.num_requests_waiting, stats.num_blocks_in_use) == (0, 0, 0)
     assert stats.num_blocks_cached > 0
-    assert stats.num_steps >= 6
+    assert stats.num_steps == 5
 
 
 @pytest.mark.parametrize(
