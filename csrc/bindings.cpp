@@ -66,11 +66,11 @@ void run_program(Program &program, Vector<int32_t> token_ids, Vector<int32_t> fi
 }
 
 void sample_program(Program &program, TensorId logits, int rows, Vector<float> temperature, Vector<int32_t> top_k, Vector<float> top_p,
-                    Vector<float> min_p, Vector<float> repetition_penalty, Vector<float> presence_penalty,
-                    Vector<float> frequency_penalty, Vector<uint64_t> seed, Vector<uint32_t> position, Vector<uint32_t> sample_index,
-                    Vector<int32_t> num_logprobs, Vector<int32_t> penalty_offsets, Vector<int32_t> penalty_ids,
-                    Vector<int32_t> output_counts, Vector<int32_t> mask_offsets, Vector<int32_t> mask_ids, Output<int32_t> token,
-                    Output<float> logprob, Output<int32_t> rank, OutputTable<int32_t> top_ids, OutputTable<float> top_logprobs) {
+                    Vector<float> min_p, Vector<float> repetition_penalty, Vector<float> presence_penalty, Vector<float> frequency_penalty,
+                    Vector<uint64_t> seed, Vector<uint32_t> position, Vector<uint32_t> sample_index, Vector<int32_t> num_logprobs,
+                    Vector<int32_t> penalty_offsets, Vector<int32_t> penalty_ids, Vector<int32_t> output_counts,
+                    Vector<int32_t> mask_offsets, Vector<int32_t> mask_ids, Output<int32_t> token, Output<float> logprob,
+                    Output<int32_t> rank, OutputTable<int32_t> top_ids, OutputTable<float> top_logprobs) {
   SampleArgs a{};
   a.rows = rows;
   a.max_logprobs = static_cast<int>(top_ids.shape(1));
@@ -113,10 +113,12 @@ NB_MODULE(_native, m) {
         return names;
       },
       "Names of the instruction sets that this machine can run, best first.");
-  m.def("row_bytes", [](int64_t storage, int64_t width) { return row_bytes(static_cast<Storage>(storage), width); }, "storage"_a, "width"_a,
-        "Bytes that one row of a tensor takes in the arena.");
-  m.def("matrix_bytes", [](int type, int64_t n, int64_t k) { return WeightStore::matrix_bytes(static_cast<WeightType>(type), n, k); },
-        "type"_a, "n"_a, "k"_a, "Bytes of a packed matrix [n, k].");
+  m.def(
+      "row_bytes", [](int64_t storage, int64_t width) { return row_bytes(static_cast<Storage>(storage), width); }, "storage"_a, "width"_a,
+      "Bytes that one row of a tensor takes in the arena.");
+  m.def(
+      "matrix_bytes", [](int type, int64_t n, int64_t k) { return WeightStore::matrix_bytes(static_cast<WeightType>(type), n, k); },
+      "type"_a, "n"_a, "k"_a, "Bytes of a packed matrix [n, k].");
   m.def("vector_bytes", &WeightStore::vector_bytes, "n"_a, "Bytes of a packed vector [n].");
 
   nb::class_<Executor>(m, "Executor", "A thread pool and the kernels of one instruction set.")
@@ -131,8 +133,10 @@ NB_MODULE(_native, m) {
           [](WeightStore &s, int type, int n, int k, Vector<uint8_t> rows) {
             return s.add_matrix(static_cast<WeightType>(type), n, k, std::as_bytes(span(rows)));
           },
-          "type"_a, "n"_a, "k"_a, "rows"_a, nb::call_guard<nb::gil_scoped_release>(), "Packs a matrix given as the file has it; returns its id.")
-      .def("add_vector", [](WeightStore &s, Vector<float> v) { return s.add_vector(span(v)); }, "values"_a)
+          "type"_a, "n"_a, "k"_a, "rows"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Packs a matrix given as the file has it; returns its id.")
+      .def(
+          "add_vector", [](WeightStore &s, Vector<float> v) { return s.add_vector(span(v)); }, "values"_a)
       .def_prop_ro("num_bytes", &WeightStore::num_bytes);
 
   nb::class_<KVGroupShape>(m, "KVGroupShape")
@@ -141,13 +145,15 @@ NB_MODULE(_native, m) {
           [](KVGroupShape *g, int type, int num_layers, int num_blocks, int block_size, int num_kv_heads, int head_dim) {
             new (g) KVGroupShape{static_cast<KVType>(type), num_layers, num_blocks, block_size, num_kv_heads, head_dim};
           },
-          "type"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "type: 0 float32, 1 float16, 2 bfloat16.")
+          "type"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a,
+          "type: 0 float32, 1 float16, 2 bfloat16.")
       .def_prop_ro("block_bytes", &KVPool::block_bytes, "Bytes of one block over all layers.");
 
   nb::class_<KVPool>(m, "KVPool", "The paged cache's memory.")
       .def(nb::init<const std::vector<KVGroupShape> &>(), "groups"_a)
       .def(
-          "copy_blocks", [](KVPool &p, int group, Vector<int32_t> from, Vector<int32_t> to) {
+          "copy_blocks",
+          [](KVPool &p, int group, Vector<int32_t> from, Vector<int32_t> to) {
             if (from.size() != to.size()) throw std::invalid_argument("as many sources as destinations");
             p.copy_blocks(group, span(from), span(to));
           },
@@ -167,7 +173,8 @@ NB_MODULE(_native, m) {
       .def("run", &run_program, "token_ids"_a, "first_row"_a, "first_position"_a, "block_tables"_a, "selected_rows"_a,
            "One step over a ragged batch; sequence s owns rows first_row[s]..first_row[s+1] at positions from first_position[s].")
       .def("read", &read_tensor, "tensor"_a, "A tensor's rows after the step, as float32 [rows, width].")
-      .def("fill_workspace", &Program::fill_workspace, "byte"_a, "Overwrites all intermediates (0xff: NaN everywhere); for tests of recycled memory.")
+      .def("fill_workspace", &Program::fill_workspace, "byte"_a,
+           "Overwrites all intermediates (0xff: NaN everywhere); for tests of recycled memory.")
       .def("sample", &sample_program, "logits"_a, "rows"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition_penalty"_a,
            "presence_penalty"_a, "frequency_penalty"_a, "seed"_a, "position"_a, "sample_index"_a, "num_logprobs"_a, "penalty_offsets"_a,
            "penalty_ids"_a, "output_counts"_a, "mask_offsets"_a, "mask_ids"_a, "token"_a, "logprob"_a, "rank"_a, "top_ids"_a,

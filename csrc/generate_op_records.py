@@ -21,7 +21,8 @@ SCHEMA = Path(__file__).parent.parent / "src" / "octavo" / "graph" / "schema.py"
 
 def load_schema() -> ModuleType:
     spec = importlib.util.spec_from_file_location("octavo_schema", SCHEMA)
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["octavo_schema"] = module
     spec.loader.exec_module(module)
@@ -57,9 +58,11 @@ def generate() -> str:
         "namespace octavo {",
         f"inline constexpr int64_t kSchemaDigest = {digest};",
     ]
-    for cls in vars(schema).values():
-        if isinstance(cls, type) and issubclass(cls, enum.Enum) and cls.__module__ == "octavo_schema":
-            out.append(f"enum class {cls.__name__} {{ {', '.join(f'{m.name} = {m.value}' for m in cls)} }};")
+    out += [
+        f"enum class {cls.__name__} {{ {', '.join(f'{m.name} = {m.value}' for m in cls)} }};"
+        for cls in vars(schema).values()
+        if isinstance(cls, type) and issubclass(cls, enum.Enum) and cls.__module__ == "octavo_schema"
+    ]
     names = []
     reads = []
     for code, op in enumerate(schema.OPERATIONS):
@@ -76,8 +79,19 @@ def generate() -> str:
         reads += [f"    case {code}: {{", f"      {name} op;", *("    " + line for line in body)]
         reads += ["      op.outputs = r.list<TensorId>(&Reader::tensor);", "      return op;", "    }"]
     out += [f"#define OCTAVO_OPERATIONS(X) {' '.join(f'X({n})' for n in names)}"]
-    out += [f"using Op = std::variant<{', '.join(names)}>;", "inline Op read_op(Reader &r) {", "  switch (r.integer()) {"]
-    out += [*reads, '    default: throw std::invalid_argument("unknown operation code");', "  }", "}", "}  // namespace octavo", ""]
+    out += [
+        f"using Op = std::variant<{', '.join(names)}>;",
+        "inline Op read_op(Reader &r) {",
+        "  switch (r.integer()) {",
+    ]
+    out += [
+        *reads,
+        '    default: throw std::invalid_argument("unknown operation code");',
+        "  }",
+        "}",
+        "}  // namespace octavo",
+        "",
+    ]
     return "\n".join(out)
 
 

@@ -30,9 +30,7 @@ OCTAVO_INLINE I32 load_words(const void *p) { return (I32)_mm512_loadu_si512(p);
 OCTAVO_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
 OCTAVO_INLINE F32 vmax(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 OCTAVO_INLINE F32 vmin(F32 a, F32 b) { return _mm512_min_ps(a, b); }
-OCTAVO_INLINE F32 where_less(F32 a, F32 b, F32 yes, F32 no) {
-  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
-}
+OCTAVO_INLINE F32 where_less(F32 a, F32 b, F32 yes, F32 no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
 OCTAVO_INLINE F32 bits_to_f32(I32 v) { return (F32)v; }
 OCTAVO_INLINE F32 to_f32(I32 v) { return _mm512_cvtepi32_ps((__m512i)v); }
 OCTAVO_INLINE F32 round_nearest(F32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -49,19 +47,13 @@ OCTAVO_INLINE float reduce_add(F32 v) {
 }
 OCTAVO_INLINE float reduce_max(F32 v) { return _mm512_reduce_max_ps(v); }
 OCTAVO_INLINE int32_t reduce_add(I32 v) { return _mm512_reduce_add_epi32((__m512i)v); }
-OCTAVO_INLINE void store_int8(int8_t *p, I32 v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtsepi32_epi8((__m512i)v));
-}
+OCTAVO_INLINE void store_int8(int8_t *p, I32 v) { _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtsepi32_epi8((__m512i)v)); }
 
 OCTAVO_INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
-OCTAVO_INLINE F32 load_bf16(const uint16_t *p) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16));
-}
+OCTAVO_INLINE F32 load_bf16(const uint16_t *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16)); }
 OCTAVO_INLINE __m256i bf16_bits(F32 x) { return std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 OCTAVO_INLINE void store_bf16(uint16_t *p, F32 x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), bf16_bits(x)); }
-OCTAVO_INLINE F32 round_bf16(F32 x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16_bits(x)), 16));
-}
+OCTAVO_INLINE F32 round_bf16(F32 x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16_bits(x)), 16)); }
 OCTAVO_INLINE F32 load_f16(const uint16_t *p) { return _mm512_cvtph_ps(load_256(p)); }
 OCTAVO_INLINE void store_f16(uint16_t *p, F32 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -15,8 +15,8 @@ typedef int32_t I32 __attribute__((vector_size(64)));
 typedef uint32_t U32 __attribute__((vector_size(64)));
 
 inline constexpr int kLanes = 16;
-inline constexpr int kRowTile = 4;      // activation rows that a linear tile holds in registers
-inline constexpr int kQueryTile = 2;    // query rows that an attention tile holds in registers
+inline constexpr int kRowTile = 4;    // activation rows that a linear tile holds in registers
+inline constexpr int kQueryTile = 2;  // query rows that an attention tile holds in registers
 
 OCTAVO_INLINE F32 set1(float x) { return F32{} + x; }
 OCTAVO_INLINE I32 set1(int32_t x) { return I32{} + x; }

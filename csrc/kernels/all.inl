@@ -20,7 +20,7 @@ static const KernelTable table = {
 #define OCTAVO_PLAN_ENTRY(Op) static_cast<void (*)(const Op &, const Step &, PhaseSink)>(&plan),
     OCTAVO_OPERATIONS(OCTAVO_PLAN_ENTRY)
 #undef OCTAVO_PLAN_ENTRY
-    &sample_row_untyped,
+        & sample_row_untyped,
     &read_row,
 };
 

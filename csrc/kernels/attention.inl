@@ -66,7 +66,8 @@ static void write_chunk(const void *o, const void *s, int chunk, void *scratch) 
     bool closes = row + 1 == step.batch.first_row[sequence + 1];
     int64_t block = step.batch.block_tables[sequence * step.batch.block_table_stride + position / c.block_size];
     for (int h = 0; h < c.num_kv_heads; h++)
-      write_token(c, static_cast<int>(op.layer), block, position % c.block_size, h, rotated + h * c.head_dim, v.row_f32(row) + h * c.head_dim, closes);
+      write_token(c, static_cast<int>(op.layer), block, position % c.block_size, h, rotated + h * c.head_dim,
+                  v.row_f32(row) + h * c.head_dim, closes);
   }
 }
 
@@ -267,7 +268,8 @@ static void attend_chunk(const void *o, const void *s, int chunk, void *scratch)
         store_bf16(tile.q_bf16[r] + d, v);
       }
     }
-    int begin = unit.partition == kAllPartitions ? 0 : unit.partition, end = unit.partition == kAllPartitions ? last / kPartition + 1 : begin + 1;
+    int begin = unit.partition == kAllPartitions ? 0 : unit.partition,
+        end = unit.partition == kAllPartitions ? last / kPartition + 1 : begin + 1;
     for (int p = begin; p < end; p++) {
       int base = p * kPartition, tokens = last + 1 - base < kPartition ? last + 1 - base : kPartition;
       for (int i = 0; i < kPartition / kTile; i++) {  // tiles beyond the context repeat the first: read, then masked
@@ -278,9 +280,15 @@ static void attend_chunk(const void *o, const void *s, int chunk, void *scratch)
         part.v[i] = c.values(static_cast<int>(op.layer), block, kv_head) + at;
       }
       switch (c.type) {
-        case KVType::FLOAT32: attend_rows<KVType::FLOAT32, kQueryTile>(tile, part, base, dim, scale); break;
-        case KVType::FLOAT16: attend_rows<KVType::FLOAT16, kQueryTile>(tile, part, base, dim, scale); break;
-        case KVType::BFLOAT16: attend_rows<KVType::BFLOAT16, kQueryTile>(tile, part, base, dim, scale); break;
+        case KVType::FLOAT32:
+          attend_rows<KVType::FLOAT32, kQueryTile>(tile, part, base, dim, scale);
+          break;
+        case KVType::FLOAT16:
+          attend_rows<KVType::FLOAT16, kQueryTile>(tile, part, base, dim, scale);
+          break;
+        case KVType::BFLOAT16:
+          attend_rows<KVType::BFLOAT16, kQueryTile>(tile, part, base, dim, scale);
+          break;
       }
       for (int r = 0; r < tile.rows; r++) {
         if (tile.position[r] < base) continue;

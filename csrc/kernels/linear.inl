@@ -161,20 +161,30 @@ static TileFunction tile_function(WeightType type, Storage storage) {
   using enum WeightType;
   if (storage == Storage::INT8_BLOCKS) {
     switch (type) {
-      case Q4_0: return tile_int8<Q4_0, M, P>;
-      case Q4_1: return tile_int8<Q4_1, M, P>;
-      case Q8_0: return tile_int8<Q8_0, M, P>;
-      default: return nullptr;
+      case Q4_0:
+        return tile_int8<Q4_0, M, P>;
+      case Q4_1:
+        return tile_int8<Q4_1, M, P>;
+      case Q8_0:
+        return tile_int8<Q8_0, M, P>;
+      default:
+        return nullptr;
     }
   }
   if (storage == Storage::BFLOAT16) return type == BF16 ? tile_bf16<M, P> : nullptr;
   switch (type) {
-    case F32: return tile_float<F32, M, P>;
-    case F16: return tile_float<F16, M, P>;
-    case BF16: return tile_float<BF16, M, P>;
-    case Q4_0: return tile_float<Q4_0, M, P>;
-    case Q4_1: return tile_float<Q4_1, M, P>;
-    case Q8_0: return tile_float<Q8_0, M, P>;
+    case F32:
+      return tile_float<F32, M, P>;
+    case F16:
+      return tile_float<F16, M, P>;
+    case BF16:
+      return tile_float<BF16, M, P>;
+    case Q4_0:
+      return tile_float<Q4_0, M, P>;
+    case Q4_1:
+      return tile_float<Q4_1, M, P>;
+    case Q8_0:
+      return tile_float<Q8_0, M, P>;
   }
   return nullptr;
 }

@@ -10,8 +10,7 @@ OCTAVO_INLINE void plan_rows(const Op &op, int rows, PhaseSink add) {
     const auto &typed = *static_cast<const Op *>(o);
     const auto &step = *static_cast<const Step *>(s);
     int total = step.rows(typed.outputs[0]), end = (chunk + 1) * kRowsPerChunk;
-    for (int row = chunk * kRowsPerChunk; row < (end < total ? end : total); row++)
-      Body(typed, step, row, static_cast<float *>(scratch));
+    for (int row = chunk * kRowsPerChunk; row < (end < total ? end : total); row++) Body(typed, step, row, static_cast<float *>(scratch));
   };
   add({run, &op, (rows + kRowsPerChunk - 1) / kRowsPerChunk});
 }
@@ -46,7 +45,8 @@ static void decode_row(const PackedWeight &w, int row, float *out) {
       return;
     case WeightType::Q8_0:
     case WeightType::Q4_0:
-    case WeightType::Q4_1: break;
+    case WeightType::Q4_1:
+      break;
   }
   int64_t code_bytes = PackedWeight::code_bytes(w.type);
   const std::byte *scales = panel + blocks * code_bytes, *minima = scales + blocks * kPanel * 2;
@@ -123,7 +123,8 @@ static void plan(const Add &op, const Step &step, PhaseSink add) { plan_rows<Add
 
 OCTAVO_INLINE F32 activate(Activation activation, F32 x) {
   switch (activation) {
-    case Activation::SILU: return silu(x);
+    case Activation::SILU:
+      return silu(x);
   }
   return x;
 }
@@ -164,8 +165,7 @@ OCTAVO_INLINE void rotate(float *x, const float *table, int pairs, bool interlea
 static void rope_row(const Rope &op, const Step &step, int row, float *scratch) {
   TensorView x = step.view(op.x), table = step.view(op.table);
   std::memcpy(scratch, x.row(row), x.width * sizeof(float));
-  for (int h = 0; h < x.width; h += static_cast<int>(op.head_dim))
-    rotate(scratch + h, table.row_f32(row), table.width / 2, op.interleaved);
+  for (int h = 0; h < x.width; h += static_cast<int>(op.head_dim)) rotate(scratch + h, table.row_f32(row), table.width / 2, op.interleaved);
   store_row(step.view(op.outputs[0]), row, scratch);
 }
 static void plan(const Rope &op, const Step &step, PhaseSink add) { plan_rows<Rope, rope_row>(op, step.batch.num_tokens, add); }

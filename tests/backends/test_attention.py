@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from tests.backends.harness import ISAS, MAX_TOKENS, Bench, Native, Pair
 
 from octavo.backends.cpu import _native
 from octavo.graph.builder import GraphBuilder, KVGroup
 from octavo.graph.reference import ReferenceBatch
 from octavo.graph.schema import Attention, Embed, RopeTable, Weight
-from tests.backends.harness import ISAS, MAX_TOKENS, Bench, Native, Pair
 
 pytestmark = pytest.mark.parametrize("isa", ISAS)
 TOLERANCE = {"float32": 3e-6, "float16": 2e-3, "bfloat16": 1.5e-2}

@@ -45,7 +45,8 @@ class EngineConfig:
 
         b = self.block_size
         if not MIN_BLOCK_SIZE <= b <= MAX_BLOCK_SIZE or b & (b - 1):
-            raise ConfigError(f"--block-size is {b}; it must be a power of two from {MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}")
+            bounds = f"from {MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}"
+            raise ConfigError(f"--block-size is {b}; it must be a power of two {bounds}")
         choice("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         choice("--activation-dtype", self.activation_dtype, ACTIVATION_DTYPES)
         at_least("--max-model-len", self.max_model_len, 1)

@@ -25,7 +25,6 @@ from octavo.graph.schema import (
     Weight,
 )
 
-
 MayShare = Callable[[Weight, Weight], bool]
 
 

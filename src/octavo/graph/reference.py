@@ -50,7 +50,8 @@ class Reference:
 
     graph: Graph
     weights: Mapping[str, Array]
-    cache: dict[tuple[str, int, int], tuple[Array, Array]] = field(default_factory=dict)  # keys, values: [kv_heads, n, d]
+    # (sequence, group, layer) -> keys, values: [kv_heads, n, head_dim]
+    cache: dict[tuple[str, int, int], tuple[Array, Array]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
 
     def run(self, batch: ReferenceBatch) -> dict[int, Array]:
@@ -158,18 +159,21 @@ class Reference:
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+    mean: Array = np.mean(x * x, axis=-1, keepdims=True)
+    return x / np.sqrt(mean + eps) * weight
 
 
 def softmax(x: Array) -> Array:
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
+    e: Array = np.exp(x - x.max(axis=-1, keepdims=True))
+    total: Array = e.sum(axis=-1, keepdims=True)
+    return e / total
 
 
 def activate(activation: Activation, x: Array) -> Array:
     match activation:
         case Activation.SILU:
-            return x / (1 + np.exp(-x))
+            e: Array = np.exp(-x)
+            return x / (1 + e)
 
 
 def rotate(x: Array, table: Array, head_dim: int, interleaved: bool) -> Array:

@@ -1,0 +1,126 @@
+"""Fusion changes the operations, not their meaning; liveness never lets two living tensors share memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from octavo.graph.builder import Graph, GraphBuilder
+from octavo.graph.passes import fuse, plan_arena
+from octavo.graph.reference import Reference, ReferenceBatch
+from octavo.graph.schema import (
+    Add,
+    AddRmsNorm,
+    Attention,
+    Embed,
+    GatedLinear,
+    Linear,
+    RmsNorm,
+    Rope,
+    Tensor,
+    Weight,
+)
+from octavo.models.llama import LlamaConfig, llama
+
+CONFIG = LlamaConfig(
+    vocab_size=60, hidden_size=24, intermediate_size=40, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8,
+    rotary_dim=6, rope_theta=100.0, rms_norm_eps=1e-5, max_position_embeddings=64, tied_embeddings=False,
+    attention_bias=True,
+)  # fmt: skip
+
+
+def weights_of(graph: Graph) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {w.name: rng.normal(size=w.shape) for w in graph.weights.values()}
+
+
+def logits(graph: Graph, weights: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Two ragged steps of two sequences."""
+    reference, rng = Reference(graph, weights), np.random.default_rng(1)
+    steps = []
+    for counts in ((5, 1), (3, 4)):
+        ids = rng.integers(0, CONFIG.vocab_size, sum(counts))
+        batch = ReferenceBatch(ids, (("a", counts[0]), ("b", counts[1])), (counts[0] - 1, sum(counts) - 1))
+        steps.append(reference.run(batch)[graph.outputs["logits"].id])
+    return steps
+
+
+def names(graph: Graph) -> Counter[str]:
+    return Counter(type(node.op).__name__ for node in graph.nodes)
+
+
+def test_a_fused_llama_means_the_same_with_eight_operations_a_layer_less() -> None:
+    graph = llama(CONFIG)
+    fused = fuse(graph)
+    weights = weights_of(graph)
+    for before, after in zip(logits(graph, weights), logits(fused, weights), strict=True):
+        assert np.abs(before - after).max() < 1e-12 * np.abs(before).max()
+    n = CONFIG.num_layers
+    found = names(fused)
+    assert found["Rope"] == found["GatedActivation"] == 0
+    assert found["GatedLinear"] == found["Attention"] == n
+    assert found["AddRmsNorm"] == 2 * n - 1, "the last sum is followed by a selection of rows"
+    assert found["Linear"] == 3 * n + 1, "QKV, output, down; and the head"
+
+
+def test_what_a_backend_cannot_pair_or_share_stays_apart() -> None:
+    found = names(fuse(llama(CONFIG), may_pair=lambda a, b: False, may_share_input=lambda a, b: False))
+    assert found["GatedLinear"] == 0
+    assert found["Linear"] == 7 * CONFIG.num_layers + 1
+
+
+def test_a_tensor_with_a_second_reader_is_not_fused_away() -> None:
+    g = GraphBuilder()
+    x = g(Embed(Weight("e", (9, 16))))
+    y = g(Embed(Weight("f", (9, 16))))
+    total = g(Add(x, y))
+    normed = g(RmsNorm(total, Weight("n", (16,)), 1e-5))
+    again = g(Add(x, normed))  # x lives on after the sum
+    graph = g.build({"out": again, "total": total}, ())
+    fused = fuse(graph)
+    assert names(fused)["AddRmsNorm"] == 0
+    assert fused.nodes == graph.nodes
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_living_tensors_never_share_memory(fused: bool) -> None:
+    graph = fuse(llama(CONFIG)) if fused else llama(CONFIG)
+
+    def size(t: Tensor) -> int:
+        return 4 * t.width * (7 if t.rows.name == "TOKENS" else 3)
+
+    arena = plan_arena(graph, size)
+    last_use = {t.id: i for i, node in enumerate(graph.nodes) for t in node.inputs}
+    last_use |= {t.id: len(graph.nodes) for t in graph.outputs.values()}
+    living: dict[int, Tensor] = {}
+    for i, node in enumerate(graph.nodes):
+        in_place = node.op.x.id if isinstance(node.op, AddRmsNorm) else None
+        for out in node.outputs:
+            begin, end = arena.offsets[out.id], arena.offsets[out.id] + size(out)
+            assert begin % 64 == 0
+            assert end <= arena.num_bytes
+            for other in living.values():
+                if other.id == in_place and out == node.outputs[0]:
+                    continue
+                assert end <= arena.offsets[other.id] or begin >= arena.offsets[other.id] + size(other)
+            living[out.id] = out
+        living = {k: t for k, t in living.items() if last_use.get(k, -1) > i}
+    total = sum(size(t) for node in graph.nodes for t in node.outputs)
+    assert arena.num_bytes < total / 3, "memory is reused"
+
+
+def test_fusion_leaves_ropes_that_differ() -> None:
+    graph = llama(CONFIG)
+    nodes = list(graph.nodes)
+    at = next(i for i, n in enumerate(nodes) if isinstance(n.op, Rope))
+    rope = nodes[at].op
+    assert isinstance(rope, Rope)
+    other = type(rope)(rope.x, rope.table, rope.head_dim, not rope.interleaved)
+    nodes[at] = type(nodes[at])(other, nodes[at].outputs)
+    fused = fuse(Graph(tuple(nodes), graph.outputs, graph.kv_groups))
+    assert names(fused)["Rope"] == 2
+    ropes = [n.op.rope is not None for n in fused.nodes if isinstance(n.op, Attention)]
+    assert ropes == [False] + [True] * (CONFIG.num_layers - 1)
+    assert {GatedLinear, Linear} <= {type(n.op) for n in fused.nodes}
