@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +142,15 @@ def test_an_aborted_request_is_not_heard_of_again_and_gives_its_blocks_back(engi
     assert len(token_ids(run(engine, request("a"))["a"])) == 5
 
 
-def test_closing_drops_every_request(engine: Engine) -> None:
+def test_closing_drops_every_request_and_gives_the_memory_back(engine: Engine) -> None:
     engine.submit(request())
     engine.step()
+    program = weakref.ref(engine.program)
+    engine.close()
     engine.close()
     assert not engine.has_work
     assert engine.stats().num_blocks_in_use == 0
+    assert program() is None
 
 
 def test_stats_count_blocks_tokens_and_steps(engine: Engine) -> None:

@@ -80,10 +80,10 @@ def test_a_wide_cache_type_that_does_not_fit_is_told_of_the_narrow_ones() -> Non
         plan(num_blocks_override=10, kv="float32")
 
 
-@pytest.mark.parametrize("options", [{}, {"memory_utilization": 0.5}])
-def test_weights_that_leave_nothing_are_refused_without_a_length_of_zero(options: dict[str, float]) -> None:
+@pytest.mark.parametrize("utilization", [None, 0.5])
+def test_weights_that_leave_nothing_are_refused_without_a_length_of_zero(utilization: float | None) -> None:
     with pytest.raises(ConfigError, match=r"room for 0 tokens.*weights take 20\.00 GiB") as error:
-        plan(weight_bytes=20 * GIB, **options)
+        plan(weight_bytes=20 * GIB, memory_utilization=utilization)
     assert "--max-model-len" not in str(error.value)
 
 

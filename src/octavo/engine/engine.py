@@ -142,9 +142,11 @@ class Engine:
         return stats
 
     def close(self) -> None:
-        """Drop every request. The memory goes with the last reference to the engine."""
+        """Drop every request, and give back the memory of weights and cache. Nothing but stats may follow."""
         for live in list(self._live.values()):
             self.abort(live.seq.request.request_id)
+        if hasattr(self, "program"):  # closing twice is harmless
+            del self.program, self._runner
 
     def _take(self, sampled: SampledToken) -> RequestOutput:
         """The news that a sampled token is; marks it if it ends its request."""
