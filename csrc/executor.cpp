@@ -29,12 +29,10 @@ constexpr int kQueryRowsAUnit = 24;
 
 int64_t row_bytes(Storage storage, int64_t width) {
   switch (storage) {
-    case Storage::FLOAT32:
-      return round_up(width * 4, 64);
-    case Storage::BFLOAT16:
-      return round_up((width + width % 2) * 2, 64);
-    case Storage::INT8_BLOCKS:
-      return round_up(width + width / kBlock * 12, 64);
+    case Storage::FLOAT32: return round_up(width * 4, 64);
+    case Storage::BFLOAT16: return round_up((width + width % 2) * 2, 64);
+    case Storage::INT8_BLOCKS: return round_up(width + width / kBlock * 12, 64);
+    case Storage::INT8_TWICE: return round_up(2 * width + width / kBlock * 16, 64);
   }
   throw std::invalid_argument("unknown storage");
 }
@@ -44,17 +42,12 @@ int64_t PackedWeight::code_bytes(WeightType type) { return type == WeightType::Q
 int64_t PackedWeight::panel_bytes(WeightType type, int64_t k) {
   int64_t blocks = k / kBlock, scales = blocks * kPanel * 2;
   switch (type) {
-    case WeightType::F32:
-      return k * kPanel * 4;
-    case WeightType::F16:
-      return round_up(k * kPanel * 2, 64);
-    case WeightType::BF16:
-      return (k + k % 2) * kPanel * 2;
+    case WeightType::F32: return k * kPanel * 4;
+    case WeightType::F16: return round_up(k * kPanel * 2, 64);
+    case WeightType::BF16: return (k + k % 2) * kPanel * 2;
     case WeightType::Q4_0:
-    case WeightType::Q8_0:
-      return round_up(blocks * code_bytes(type) + scales, 64);
-    case WeightType::Q4_1:
-      return round_up(blocks * code_bytes(type) + 2 * scales, 64);
+    case WeightType::Q8_0: return round_up(blocks * code_bytes(type) + scales, 64);
+    case WeightType::Q4_1: return round_up(blocks * code_bytes(type) + 2 * scales, 64);
   }
   throw std::invalid_argument("unknown weight type");
 }
@@ -90,16 +83,12 @@ void pack_panel(const PackJob &job, int panel) {
         std::memcpy(to + place(k, r), job.rows + (static_cast<int64_t>(panel) * kPanel + r) * row_bytes + k * element, element);
   };
   switch (job.type) {
-    case WeightType::F32:
-      return floats(4, 4 * job.k, [](int64_t k, int r) { return (k * kPanel + r) * 4; });
-    case WeightType::F16:
-      return floats(2, 2 * job.k, [](int64_t k, int r) { return (k * kPanel + r) * 2; });
-    case WeightType::BF16:
-      return floats(2, 2 * job.k, [](int64_t k, int r) { return ((k / 2 * kPanel + r) * 2 + k % 2) * 2; });
+    case WeightType::F32: return floats(4, 4 * job.k, [](int64_t k, int r) { return (k * kPanel + r) * 4; });
+    case WeightType::F16: return floats(2, 2 * job.k, [](int64_t k, int r) { return (k * kPanel + r) * 2; });
+    case WeightType::BF16: return floats(2, 2 * job.k, [](int64_t k, int r) { return ((k / 2 * kPanel + r) * 2 + k % 2) * 2; });
     case WeightType::Q4_0:
     case WeightType::Q4_1:
-    case WeightType::Q8_0:
-      break;
+    case WeightType::Q8_0: break;
   }
   // A file's block: float16 scale, for Q4_1 float16 minimum, then 32 codes: int8, or nibbles (i low, i + 16 high).
   bool wide = job.type == WeightType::Q8_0;

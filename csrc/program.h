@@ -15,8 +15,12 @@ namespace octavo {
 //   BFLOAT16     uint16[width rounded up to 2], padded with 0
 //   INT8_BLOCKS  int8[width] codes | float[blocks] scale | float[blocks] scale * sum of codes | int32[blocks] sum of
 //                codes; blocks of 32, width a multiple of 32
+//   INT8_TWICE   int8[width] codes | int8[width] fine codes | float[blocks] scale | float[blocks] scale * (sum of codes +
+//                sum of fine codes / 254) | int32[blocks] sum of codes | int32[blocks] sum of fine codes;
+//                a value is scale * (code + fine code / 254): 16 bits for the logits, where nothing averages errors out
 // Every row begins at a multiple of 64 bytes.
-enum class Storage : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8_BLOCKS = 2 };
+enum class Storage : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8_BLOCKS = 2, INT8_TWICE = 3 };
+inline constexpr float kFineSteps = 254.0f;
 inline constexpr int kBlock = 32;
 int64_t row_bytes(Storage storage, int64_t width);
 

@@ -280,15 +280,9 @@ static void attend_chunk(const void *o, const void *s, int chunk, void *scratch)
         part.v[i] = c.values(static_cast<int>(op.layer), block, kv_head) + at;
       }
       switch (c.type) {
-        case KVType::FLOAT32:
-          attend_rows<KVType::FLOAT32, kQueryTile>(tile, part, base, dim, scale);
-          break;
-        case KVType::FLOAT16:
-          attend_rows<KVType::FLOAT16, kQueryTile>(tile, part, base, dim, scale);
-          break;
-        case KVType::BFLOAT16:
-          attend_rows<KVType::BFLOAT16, kQueryTile>(tile, part, base, dim, scale);
-          break;
+        case KVType::FLOAT32: attend_rows<KVType::FLOAT32, kQueryTile>(tile, part, base, dim, scale); break;
+        case KVType::FLOAT16: attend_rows<KVType::FLOAT16, kQueryTile>(tile, part, base, dim, scale); break;
+        case KVType::BFLOAT16: attend_rows<KVType::BFLOAT16, kQueryTile>(tile, part, base, dim, scale); break;
       }
       for (int r = 0; r < tile.rows; r++) {
         if (tile.position[r] < base) continue;

@@ -8,74 +8,72 @@ inline constexpr int kTilePanels = 2;
 inline constexpr int kTileColumns = kTilePanels * kPanel;
 inline constexpr int kRowBlock = 128;  // rows a chunk takes at most: their activations stay in the second-level cache
 
-// Integer path: x is INT8_BLOCKS. Codes are unsigned; their zero point enters as the start of the integer sum, exactly.
-template <WeightType T, int M, int P>
+// Integer path: x is INT8_BLOCKS or, with two planes of codes, INT8_TWICE. Weight codes are unsigned; their zero point
+// enters as the start of the integer sum, exactly.
+template <WeightType T, int Planes, int M, int P>
 static void tile_int8(const PackedWeight &w, int panel, const std::byte *x, int64_t stride, float *out) {
   constexpr int64_t code_bytes = T == WeightType::Q8_0 ? 512 : 256;
+  constexpr int zero_point = T == WeightType::Q8_0 ? 128 : T == WeightType::Q4_0 ? 8 : 0;
   const int blocks = w.k / kBlock;
   const std::byte *codes[P], *scales[P];
   for (int p = 0; p < P; p++) {
     codes[p] = w.panel(panel + p);
     scales[p] = codes[p] + blocks * code_bytes;
   }
+  auto word = [&](int m, int64_t offset) {
+    int32_t v;
+    std::memcpy(&v, x + m * stride + offset, 4);
+    return v;
+  };
+  const int64_t numbers = static_cast<int64_t>(Planes) * w.k;  // where the scales, sums and code sums of a row begin
   F32 f[M][P];
   for (int m = 0; m < M; m++)
     for (int p = 0; p < P; p++) f[m][p] = zero();
   for (int b = 0; b < blocks; b++) {
-    I32 acc[M][P];
-    for (int m = 0; m < M; m++) {
-      int32_t code_sum;
-      std::memcpy(&code_sum, x + m * stride + w.k + (2 * blocks + b) * 4, 4);
-      constexpr int zero_point = T == WeightType::Q8_0 ? 128 : T == WeightType::Q4_0 ? 8 : 0;
-      for (int p = 0; p < P; p++) acc[m][p] = set1(-zero_point * code_sum);
-    }
-    auto quad = [&](int m, int i) {
-      int32_t q;
-      std::memcpy(&q, x + m * stride + b * kBlock + i * 4, 4);
-      return q;
-    };
-    if constexpr (T == WeightType::Q8_0) {
-#pragma GCC unroll 8
-      for (int g = 0; g < 8; g++) {
-        I32 v[P];
-        for (int p = 0; p < P; p++) v[p] = load_words(codes[p] + b * code_bytes + g * 64);
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 2
-          for (int p = 0; p < P; p++) acc[m][p] = dot_u8i8(acc[m][p], v[p], quad(m, g));
-      }
-    } else {
-#pragma GCC unroll 4
-      for (int g = 0; g < 4; g++) {
-        I32 lo[P], hi[P];
-        for (int p = 0; p < P; p++) {
-          I32 v = load_words(codes[p] + b * code_bytes + g * 64);
-          lo[p] = low_nibbles(v);
-          hi[p] = high_nibbles(v);
-        }
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 2
-          for (int p = 0; p < P; p++) {
-            acc[m][p] = dot_u8i8(acc[m][p], lo[p], quad(m, g));
-            acc[m][p] = dot_u8i8(acc[m][p], hi[p], quad(m, g + 4));
-          }
-      }
-    }
     F32 d[P], minimum[P];
     for (int p = 0; p < P; p++) {
       d[p] = load_f16(reinterpret_cast<const uint16_t *>(scales[p]) + b * kPanel);
       if constexpr (T == WeightType::Q4_1) minimum[p] = load_f16(reinterpret_cast<const uint16_t *>(scales[p]) + (blocks + b) * kPanel);
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-      float scale, sum;
-      std::memcpy(&scale, x + m * stride + w.k + b * 4, 4);
-      std::memcpy(&sum, x + m * stride + w.k + (blocks + b) * 4, 4);
 #pragma GCC unroll 2
-      for (int p = 0; p < P; p++) {
-        f[m][p] = fma(to_f32(acc[m][p]), d[p] * set1(scale), f[m][p]);
-        if constexpr (T == WeightType::Q4_1) f[m][p] = fma(minimum[p], set1(sum), f[m][p]);
+    for (int plane = 0; plane < Planes; plane++) {
+      I32 acc[M][P];
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++)
+        for (int p = 0; p < P; p++) acc[m][p] = set1(zero_point ? -zero_point * word(m, numbers + ((2 + plane) * blocks + b) * 4) : 0);
+      const int64_t first = static_cast<int64_t>(plane) * w.k + b * kBlock;
+#pragma GCC unroll 8
+      for (int g = 0; g < (T == WeightType::Q8_0 ? 8 : 4); g++) {
+        I32 lo[P], hi[P];
+        for (int p = 0; p < P; p++) {
+          lo[p] = load_words(codes[p] + b * code_bytes + g * 64);
+          if constexpr (T != WeightType::Q8_0) {
+            hi[p] = high_nibbles(lo[p]);
+            lo[p] = low_nibbles(lo[p]);
+          }
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 2
+          for (int p = 0; p < P; p++) {
+            acc[m][p] = dot_u8i8(acc[m][p], lo[p], word(m, first + g * 4));
+            if constexpr (T != WeightType::Q8_0) acc[m][p] = dot_u8i8(acc[m][p], hi[p], word(m, first + 16 + g * 4));
+          }
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        F32 scale = set1(std::bit_cast<float>(word(m, numbers + b * 4)));
+        if (plane == 1) scale = scale * set1(1.0f / kFineSteps);
+#pragma GCC unroll 2
+        for (int p = 0; p < P; p++) f[m][p] = fma(to_f32(acc[m][p]), d[p] * scale, f[m][p]);
+      }
+    }
+    if constexpr (T == WeightType::Q4_1) {
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        F32 sum = set1(std::bit_cast<float>(word(m, numbers + (blocks + b) * 4)));
+#pragma GCC unroll 2
+        for (int p = 0; p < P; p++) f[m][p] = fma(minimum[p], sum, f[m][p]);
       }
     }
   }
@@ -159,32 +157,23 @@ using TileFunction = void (*)(const PackedWeight &, int panel, const std::byte *
 template <int M, int P>
 static TileFunction tile_function(WeightType type, Storage storage) {
   using enum WeightType;
-  if (storage == Storage::INT8_BLOCKS) {
+  bool twice = storage == Storage::INT8_TWICE;
+  if (twice || storage == Storage::INT8_BLOCKS) {
     switch (type) {
-      case Q4_0:
-        return tile_int8<Q4_0, M, P>;
-      case Q4_1:
-        return tile_int8<Q4_1, M, P>;
-      case Q8_0:
-        return tile_int8<Q8_0, M, P>;
-      default:
-        return nullptr;
+      case Q4_0: return twice ? tile_int8<Q4_0, 2, M, P> : tile_int8<Q4_0, 1, M, P>;
+      case Q4_1: return twice ? tile_int8<Q4_1, 2, M, P> : tile_int8<Q4_1, 1, M, P>;
+      case Q8_0: return twice ? tile_int8<Q8_0, 2, M, P> : tile_int8<Q8_0, 1, M, P>;
+      default: return nullptr;
     }
   }
   if (storage == Storage::BFLOAT16) return type == BF16 ? tile_bf16<M, P> : nullptr;
   switch (type) {
-    case F32:
-      return tile_float<F32, M, P>;
-    case F16:
-      return tile_float<F16, M, P>;
-    case BF16:
-      return tile_float<BF16, M, P>;
-    case Q4_0:
-      return tile_float<Q4_0, M, P>;
-    case Q4_1:
-      return tile_float<Q4_1, M, P>;
-    case Q8_0:
-      return tile_float<Q8_0, M, P>;
+    case F32: return tile_float<F32, M, P>;
+    case F16: return tile_float<F16, M, P>;
+    case BF16: return tile_float<BF16, M, P>;
+    case Q4_0: return tile_float<Q4_0, M, P>;
+    case Q4_1: return tile_float<Q4_1, M, P>;
+    case Q8_0: return tile_float<Q8_0, M, P>;
   }
   return nullptr;
 }

@@ -45,8 +45,7 @@ static void decode_row(const PackedWeight &w, int row, float *out) {
       return;
     case WeightType::Q8_0:
     case WeightType::Q4_0:
-    case WeightType::Q4_1:
-      break;
+    case WeightType::Q4_1: break;
   }
   int64_t code_bytes = PackedWeight::code_bytes(w.type);
   const std::byte *scales = panel + blocks * code_bytes, *minima = scales + blocks * kPanel * 2;
@@ -123,8 +122,7 @@ static void plan(const Add &op, const Step &step, PhaseSink add) { plan_rows<Add
 
 OCTAVO_INLINE F32 activate(Activation activation, F32 x) {
   switch (activation) {
-    case Activation::SILU:
-      return silu(x);
+    case Activation::SILU: return silu(x);
   }
   return x;
 }

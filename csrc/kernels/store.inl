@@ -1,24 +1,35 @@
 // Writing rows in the storage that a tensor has: the end of every operation that produces one.
 namespace octavo::OCTAVO_ISA {
 
-// Block b of an INT8_BLOCKS row from 32 floats: code = round(x / scale), scale = max |x| / 127.
-OCTAVO_INLINE void quantize_block(std::byte *row, int width, int b, F32 lo, F32 hi) {
-  int blocks = width / kBlock;
-  auto *codes = reinterpret_cast<int8_t *>(row);
-  auto *scale = reinterpret_cast<float *>(row + width), *sum = scale + blocks;
+// 32 codes; returns their sum.
+OCTAVO_INLINE int32_t store_codes(std::byte *to, I32 lo, I32 hi) {
+  store_int8(reinterpret_cast<int8_t *>(to), lo);
+  store_int8(reinterpret_cast<int8_t *>(to) + 16, hi);
+  return reduce_add(lo + hi);
+}
+
+// Block b of an int8 row from 32 floats: code = round(x / scale), scale = max |x| / 127, fine code = what that left.
+OCTAVO_INLINE void quantize_block(std::byte *row, int width, Storage storage, int b, F32 lo, F32 hi) {
+  int blocks = width / kBlock, planes = storage == Storage::INT8_TWICE ? 2 : 1;
+  auto *scale = reinterpret_cast<float *>(row + planes * width), *sum = scale + blocks;
   auto *code_sum = reinterpret_cast<int32_t *>(sum + blocks);
   float top = reduce_max(vmax(abs(lo), abs(hi)));
   F32 inverse = set1(top > 0 ? 127.0f / top : 0.0f);
-  I32 a = to_i32(lo * inverse), c = to_i32(hi * inverse);
-  store_int8(codes + b * kBlock, a);
-  store_int8(codes + b * kBlock + 16, c);
-  int32_t total = reduce_add(a + c);
+  lo = lo * inverse;
+  hi = hi * inverse;
+  I32 a = to_i32(lo), c = to_i32(hi);
+  code_sum[b] = store_codes(row + b * kBlock, a, c);
+  float total = static_cast<float>(code_sum[b]);
+  if (planes == 2) {
+    F32 steps = set1(kFineSteps);
+    code_sum[blocks + b] = store_codes(row + width + b * kBlock, to_i32((lo - to_f32(a)) * steps), to_i32((hi - to_f32(c)) * steps));
+    total += static_cast<float>(code_sum[blocks + b]) / kFineSteps;
+  }
   scale[b] = top / 127.0f;
-  sum[b] = scale[b] * static_cast<float>(total);
-  code_sum[b] = total;
+  sum[b] = scale[b] * total;
 }
 
-// Columns [column, column + n) of one row, n <= 32. For INT8_BLOCKS: column is a multiple of 32 and n is 32.
+// Columns [column, column + n) of one row, n <= 32. For int8 storages: column is a multiple of 32 and n is 32.
 OCTAVO_INLINE void store_columns(const TensorView &t, int row, int column, const float *v, int n) {
   std::byte *to = t.row(row);
   int first = n < 16 ? n : 16;
@@ -34,7 +45,7 @@ OCTAVO_INLINE void store_columns(const TensorView &t, int row, int column, const
     std::memcpy(p, half, n * sizeof(uint16_t));
     if (column + n == t.width && t.width % 2) p[n] = 0;
   } else {
-    quantize_block(to, t.width, column / kBlock, load(v), load(v + 16));
+    quantize_block(to, t.width, t.storage, column / kBlock, load(v), load(v + 16));
   }
 }
 
@@ -51,9 +62,13 @@ static void read_row(const TensorView &t, int row, float *out) {
     auto *p = reinterpret_cast<const uint16_t *>(from);
     for (int i = 0; i < t.width; i++) out[i] = std::bit_cast<float>(static_cast<uint32_t>(p[i]) << 16);
   } else {
+    bool twice = t.storage == Storage::INT8_TWICE;
     auto *codes = reinterpret_cast<const int8_t *>(from);
-    auto *scale = reinterpret_cast<const float *>(from + t.width);
-    for (int i = 0; i < t.width; i++) out[i] = scale[i / kBlock] * static_cast<float>(codes[i]);
+    auto *scale = reinterpret_cast<const float *>(from + (twice ? 2 : 1) * t.width);
+    for (int i = 0; i < t.width; i++) {
+      float fine = twice ? static_cast<float>(codes[t.width + i]) / kFineSteps : 0.0f;
+      out[i] = scale[i / kBlock] * (static_cast<float>(codes[i]) + fine);
+    }
   }
 }
 

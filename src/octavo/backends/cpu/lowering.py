@@ -21,7 +21,7 @@ from octavo.graph.schema import OPERATIONS, Attention, Cast, GatedLinear, Linear
 from octavo.quantization.formats import WeightType
 
 MAX_HEAD_DIM = 256
-BLOCK = 32  # values that share a scale in INT8_BLOCKS
+BLOCK = 32  # values that share a scale in int8 storages
 
 
 class Storage(enum.IntEnum):
@@ -30,6 +30,7 @@ class Storage(enum.IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8_BLOCKS = 2
+    INT8_TWICE = 3  # 16 bits: where the product is a graph output, that is, logits
 
 
 NATURAL_STORAGE = {
@@ -93,10 +94,19 @@ def lower(
 
 def _choose_storages(graph: Graph, wanted_by: Callable[[Weight], Storage]) -> tuple[Graph, dict[int, Storage]]:
     """What every reader of a tensor wants decides its storage; where they differ, it is float32 and casts follow."""
+
+    def wanted_input(node: Node) -> Storage:
+        op = node.op
+        if isinstance(op, Linear):
+            storage = wanted_by(op.weights[0])
+            is_last = any(t in graph.outputs.values() for t in node.outputs)
+            return Storage.INT8_TWICE if is_last and storage == Storage.INT8_BLOCKS else storage
+        return wanted_by(op.gate) if isinstance(op, GatedLinear) else Storage.FLOAT32
+
     wants: dict[int, set[Storage]] = {}
     for node in graph.nodes:
         for t in node.inputs:
-            wants.setdefault(t.id, set()).add(_wanted_input(node.op, wanted_by))
+            wants.setdefault(t.id, set()).add(wanted_input(node))
     for t in graph.outputs.values():
         wants.setdefault(t.id, set()).add(Storage.FLOAT32)
 
@@ -105,7 +115,7 @@ def _choose_storages(graph: Graph, wanted_by: Callable[[Weight], Storage]) -> tu
     casts: dict[tuple[Tensor, Storage], Tensor] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        want = _wanted_input(node.op, wanted_by)
+        want = wanted_input(node)
         replaced = {t: casts[t, want] for t in node.inputs if (t, want) in casts}
         nodes.append(Node(map_tensors(node.op, replaced), node.outputs))
         for t in node.outputs:
@@ -123,17 +133,10 @@ def _choose_storages(graph: Graph, wanted_by: Callable[[Weight], Storage]) -> tu
     return replace(graph, nodes=tuple(nodes)), storage
 
 
-def _wanted_input(op: Op, wanted_by: Callable[[Weight], Storage]) -> Storage:
-    if isinstance(op, Linear):
-        return wanted_by(op.weights[0])
-    if isinstance(op, GatedLinear):
-        return wanted_by(op.gate)
-    return Storage.FLOAT32
-
-
 def _can_produce(op: Op, storage: Storage) -> bool:
     """Attention writes head by head, so a head must be whole blocks."""
-    return not (isinstance(op, Attention) and storage == Storage.INT8_BLOCKS and op.head_dim % BLOCK)
+    in_blocks = storage in (Storage.INT8_BLOCKS, Storage.INT8_TWICE)
+    return not (isinstance(op, Attention) and in_blocks and op.head_dim % BLOCK)
 
 
 def _encode(node: Node, weight_ids: Mapping[Weight, int]) -> list[int]:
