@@ -48,18 +48,22 @@ Floats2D read_tensor(const Program &program, TensorId id) {
 }
 
 void run_program(Program &program, Vector<int32_t> token_ids, Vector<int32_t> first_row, Vector<int32_t> first_position,
-                 Table<int32_t> block_tables, Vector<int32_t> selected_rows) {
+                 const std::vector<Table<int32_t>> &block_tables, Vector<int32_t> selected_rows) {
   Batch batch{};
   batch.num_tokens = static_cast<int>(token_ids.size());
   batch.num_sequences = static_cast<int>(first_position.size());
   batch.num_selected = static_cast<int>(selected_rows.size());
-  if (first_row.size() != first_position.size() + 1 || block_tables.shape(0) < first_position.size())
+  if (first_row.size() != first_position.size() + 1 || block_tables.size() != program.num_kv_groups())
     throw std::invalid_argument("the batch's arrays do not fit each other");
+  std::vector<BlockTables> tables;
+  for (const auto &t : block_tables) {
+    if (t.shape(0) < first_position.size()) throw std::invalid_argument("the batch's arrays do not fit each other");
+    tables.push_back({t.data(), static_cast<int64_t>(t.shape(1))});
+  }
   batch.token_ids = token_ids.data();
   batch.first_row = first_row.data();
   batch.first_position = first_position.data();
-  batch.block_tables = block_tables.data();
-  batch.block_table_stride = static_cast<int64_t>(block_tables.shape(1));
+  batch.block_tables = tables.data();
   batch.selected_rows = selected_rows.data();
   nb::gil_scoped_release release;
   program.run(batch);
@@ -121,6 +125,9 @@ NB_MODULE(_native, m) {
       "type"_a, "n"_a, "k"_a, "Bytes of a packed matrix [n, k].");
   m.def("vector_bytes", &WeightStore::vector_bytes, "n"_a, "Bytes of a packed vector [n].");
 
+  m.def("extra_bytes", &Program::extra_bytes, "threads"_a, "vocab_size"_a, "num_heads"_a, "head_dim"_a,
+        "What a program takes beyond arena, weights and cache: scratch memory of the threads, partial results of attention.");
+
   nb::class_<Executor>(m, "Executor", "A thread pool and the kernels of one instruction set.")
       .def(nb::init<const std::string &, int>(), "isa"_a, "threads"_a, "isa: one of instruction_sets(), or empty for the best.")
       .def_prop_ro("isa", [](const Executor &e) { return std::string(e.kernels().name); })
@@ -169,9 +176,10 @@ NB_MODULE(_native, m) {
                                ProgramShape{arena_bytes, max_tokens, max_sequences});
           },
           "executor"_a, "weights"_a, "pool"_a, "records"_a, "tensors"_a, "arena_bytes"_a, "max_tokens"_a, "max_sequences"_a)
-      .def_prop_ro("workspace_bytes", &Program::workspace_bytes)
       .def("run", &run_program, "token_ids"_a, "first_row"_a, "first_position"_a, "block_tables"_a, "selected_rows"_a,
-           "One step over a ragged batch; sequence s owns rows first_row[s]..first_row[s+1] at positions from first_position[s].")
+           "One step over a ragged batch; sequence s owns rows first_row[s]..first_row[s+1] at positions from first_position[s]. One table "
+           "of blocks "
+           "[sequences, blocks] for each KV group.")
       .def("read", &read_tensor, "tensor"_a, "A tensor's rows after the step, as float32 [rows, width].")
       .def("fill_workspace", &Program::fill_workspace, "byte"_a,
            "Overwrites all intermediates (0xff: NaN everywhere); for tests of recycled memory.")

@@ -228,6 +228,11 @@ Program::Program(std::shared_ptr<Executor> executor, std::shared_ptr<WeightStore
   sequences_.resize(shape_.max_tokens);
 }
 
+size_t Program::extra_bytes(int threads, int vocab_size, int num_heads, int head_dim) {
+  AttentionShape shape{vocab_size, 1, num_heads, static_cast<int>(round_up(head_dim, 16))};
+  return threads * std::max(kScratchBytes, sample_scratch_bytes(vocab_size)) + partials_bytes(shape);
+}
+
 void Program::plan_attention() {
   units_.clear();
   merges_.clear();

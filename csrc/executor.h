@@ -69,12 +69,13 @@ class Program {
  public:
   Program(std::shared_ptr<Executor> executor, std::shared_ptr<WeightStore> weights, std::shared_ptr<KVPool> pool,
           std::span<const int64_t> records, std::vector<TensorInfo> tensors, const ProgramShape &shape);
-  // Bytes beyond weights and cache that a program of this shape needs.
-  size_t workspace_bytes() const { return arena_.size() + partials_.size(); }
+  // Bytes beyond arena, weights and cache: the threads' scratch memory and the partial results of attention.
+  static size_t extra_bytes(int threads, int vocab_size, int num_heads, int head_dim);
   // One step. Throws std::invalid_argument if the batch does not fit the program.
   void run(const Batch &batch);
   // Rows of a tensor after the step, as floats.
   void read(TensorId id, float *out) const;
+  size_t num_kv_groups() const { return pool_->caches().size(); }
   int rows(TensorId id) const { return step_.rows(id); }
   void fill_workspace(uint8_t byte);  // 0xff: NaN everywhere; for tests of recycled memory
   const TensorInfo &tensor(TensorId id) const { return tensors_.at(id); }

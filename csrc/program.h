@@ -107,15 +107,21 @@ struct KVCache {
   std::byte *values(int layer, int64_t block, int head) const { return keys(layer, block, head) + head_bytes() / 2; }
 };
 
+// The block tables of one KV group, a row a sequence.
+struct BlockTables {
+  const int32_t *data;
+  int64_t stride;
+  const int32_t *of(int sequence) const { return data + sequence * stride; }
+};
+
 // One step's ragged batch. Sequence s owns rows [first_row[s], first_row[s + 1]), at positions from first_position[s].
 struct Batch {
   int num_tokens, num_sequences, num_selected;
-  const int32_t *token_ids;       // [num_tokens]
-  const int32_t *first_row;       // [num_sequences + 1]
-  const int32_t *first_position;  // [num_sequences]
-  const int32_t *block_tables;    // [num_sequences, block_table_stride]
-  int64_t block_table_stride;
-  const int32_t *selected_rows;  // [num_selected]
+  const int32_t *token_ids;         // [num_tokens]
+  const int32_t *first_row;         // [num_sequences + 1]
+  const int32_t *first_position;    // [num_sequences]
+  const BlockTables *block_tables;  // [KV groups]
+  const int32_t *selected_rows;     // [num_selected]
 };
 
 // Attention cuts a context into partitions by absolute position; each is softmaxed alone and they are merged in order,

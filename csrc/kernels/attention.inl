@@ -64,7 +64,7 @@ static void write_chunk(const void *o, const void *s, int chunk, void *scratch) 
     }
     int sequence = step.sequences[row], position = step.positions[row];
     bool closes = row + 1 == step.batch.first_row[sequence + 1];
-    int64_t block = step.batch.block_tables[sequence * step.batch.block_table_stride + position / c.block_size];
+    int64_t block = step.batch.block_tables[op.group].of(sequence)[position / c.block_size];
     for (int h = 0; h < c.num_kv_heads; h++)
       write_token(c, static_cast<int>(op.layer), block, position % c.block_size, h, rotated + h * c.head_dim,
                   v.row_f32(row) + h * c.head_dim, closes);
@@ -246,7 +246,7 @@ static void attend_chunk(const void *o, const void *s, int chunk, void *scratch)
   const AttentionUnit &unit = step.units[chunk / c.num_kv_heads];
   int kv_head = chunk % c.num_kv_heads, group = static_cast<int>(op.num_heads / op.num_kv_heads);
   int dim = c.padded_dim(), first_row = step.batch.first_row[unit.sequence] + unit.first_token;
-  const int32_t *table = step.batch.block_tables + unit.sequence * step.batch.block_table_stride;
+  const int32_t *table = step.batch.block_tables[op.group].of(unit.sequence);
   TensorView q = step.view(op.q), to = step.view(op.outputs[0]);
   auto &tile = *static_cast<QueryTile *>(scratch);
   auto &part = *reinterpret_cast<PartitionScratch *>(static_cast<std::byte *>(scratch) + sizeof(QueryTile));

@@ -109,7 +109,7 @@ class Native:
         first = np.array(first_positions or [0] * len(counts), np.int32)
         if tables is None:
             tables = np.zeros((len(counts), 64), np.int32)
-        self.program.run(token_ids.astype(np.int32), first_row, first, tables, np.array(selected, np.int32))
+        self.program.run(token_ids.astype(np.int32), first_row, first, [tables], np.array(selected, np.int32))
         return self.program.read("out")
 
     def rows(self, n: int, selected: tuple[int, ...] = ()) -> NDArray[np.float32]:

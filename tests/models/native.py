@@ -51,7 +51,7 @@ class NativeModel:
             part, tokens = tokens[:count], tokens[count:]
             rows = np.arange(len(part), dtype=np.int32)
             span, first = np.array([0, len(part)], np.int32), np.array([self.length], np.int32)
-            self._program.run(np.ascontiguousarray(part), span, first, self._table, rows)
+            self._program.run(np.ascontiguousarray(part), span, first, [self._table], rows)
             out.append(self._program.read("logits"))
             self.length += len(part)
         return np.concatenate(out)

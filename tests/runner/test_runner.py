@@ -42,16 +42,17 @@ class FakeProgram:
         self._answers: list[int] = []
 
     def run(
-        self, token_ids: Ints, first_row: Ints, first_position: Ints, block_tables: Ints, selected_rows: Ints
+        self, token_ids: Ints, first_row: Ints, first_position: Ints, block_tables: Sequence[Ints], selected_rows: Ints
     ) -> None:
         self.calls.append("run")
-        arrays = (token_ids, first_row, first_position, block_tables, selected_rows)
+        (tables,) = block_tables
+        arrays = (token_ids, first_row, first_position, tables, selected_rows)
         assert all(a.flags.c_contiguous and a.dtype == np.int32 for a in arrays)
-        assert len(first_row) - 1 == len(first_position) == len(block_tables)
+        assert len(first_row) - 1 == len(first_position) == len(tables)
         assert first_row[-1] == len(token_ids)
-        self.tables = block_tables.copy()
+        self.tables = tables.copy()
         answers = {}
-        for s, table in enumerate(block_tables):
+        for s, table in enumerate(tables):
             for row in range(first_row[s], first_row[s + 1]):
                 position = first_position[s] + row - first_row[s]
                 self.memory[table[position // SIZE], position % SIZE] = token_ids[row]

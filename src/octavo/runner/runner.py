@@ -24,7 +24,7 @@ class Program(Protocol):
     """What the runner asks of a backend (backends.cpu.CpuProgram). Arrays are C-contiguous, int32 unless said."""
 
     def run(
-        self, token_ids: Ints, first_row: Ints, first_position: Ints, block_tables: Ints, selected_rows: Ints
+        self, token_ids: Ints, first_row: Ints, first_position: Ints, block_tables: Sequence[Ints], selected_rows: Ints
     ) -> None: ...
     def sample(self, rows: int, /, *arrays: NDArray[Any]) -> None: ...
     def copy_blocks(self, group: int, source: Ints, destination: Ints) -> None: ...
@@ -130,7 +130,7 @@ class Runner:
             self._token_ids[:end],
             self._first_row[: n + 1],
             self._first_position[:n],
-            self._block_tables[:n],
+            [self._block_tables[:n]],  # one KV group
             self._selected_rows[:selected],
         )
         return sampling

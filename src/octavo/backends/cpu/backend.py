@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from octavo.backends.cpu.lowering import lower
 from octavo.core.errors import ConfigError
 from octavo.graph import schema
 from octavo.graph.builder import Graph
+from octavo.graph.schema import Attention, Embed
 from octavo.quantization.formats import WeightType, dequantize
 
 KV_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -101,8 +102,15 @@ class CpuModel:
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory for intermediates, beyond weights and cache (without the attention workspace of a few MB)."""
-        return self.lowered.arena_bytes
+        """Memory for intermediates, beyond weights and cache."""
+        ops = [node.op for node in self.lowered.graph.nodes]
+        attentions = [op for op in ops if isinstance(op, Attention)]
+        return self.lowered.arena_bytes + _native.extra_bytes(
+            self._executor.threads,
+            vocab_size=max((op.weight.shape[0] for op in ops if isinstance(op, Embed)), default=0),
+            num_heads=max((op.num_heads for op in attentions), default=0),
+            head_dim=max((op.head_dim for op in attentions), default=0),
+        )
 
     def block_bytes(self, block_size: int, kv_dtype: str) -> int:
         """What one block of every KV group costs, over all layers."""
@@ -143,15 +151,15 @@ class CpuProgram:
         token_ids: NDArray[np.int32],
         first_row: NDArray[np.int32],
         first_position: NDArray[np.int32],
-        block_tables: NDArray[np.int32],
+        block_tables: Sequence[NDArray[np.int32]],
         selected_rows: NDArray[np.int32],
     ) -> None:
         """One step.
 
         token_ids: [tokens]. Sequence s owns rows first_row[s]..first_row[s+1] at positions from first_position[s].
-        block_tables: [sequences, >= blocks]. selected_rows: the rows whose logits are wanted.
+        block_tables: for each KV group, [sequences, >= blocks]. selected_rows: the rows whose logits are wanted.
         """
-        self.native.run(token_ids, first_row, first_position, block_tables, selected_rows)
+        self.native.run(token_ids, first_row, first_position, list(block_tables), selected_rows)
 
     def read(self, output: str) -> NDArray[np.float32]:
         """A named output of the last step, [rows, width]."""
