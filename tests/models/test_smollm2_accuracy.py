@@ -1,6 +1,7 @@
 """How far the built-in model's logits are from transformers in float32 on the dequantized weights, on a text.
 
-The defaults are held against llama.cpp's own figures on the same file, 256 positions: mean KL 3.5e-3, top-1 94.5%.
+The defaults are held against llama.cpp on the same file. It gave a mean KL of 3.16e-3 over the first 256 positions of
+this text (xllamacpp 2026.10, float16 cache; docs/log.md), and 3.5e-3 with top-1 agreement 94.5% over 256 of another.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def test_float_activations_and_float32_cache_are_exact(
 
 def test_the_defaults_are_no_worse_than_llama_cpp(reference: np.ndarray, model_path: Path, tokens: list[int]) -> None:
     kl, same = divergence(reference, default_model(model_path, ISAS[0]), tokens)
-    assert kl <= 3.5e-3
+    assert kl <= 2.2e-3, "1.8e-3 when this was written"
+    assert same >= 0.96
+    kl, same = divergence(reference, default_model(model_path, ISAS[0]), tokens[:256])
+    assert kl <= 3.1e-3
     assert same >= 0.945
 
 
