@@ -127,7 +127,7 @@ def test_linear_with_float_activations(isa: str, kind: WeightType, out_features:
 
 
 def rounded_to_int8(x: np.ndarray, twice: bool) -> np.ndarray:
-    """What an int8 storage keeps of rows: codes of blocks of 32 by their largest value; twice: and of what that left."""
+    """What an int8 storage keeps of rows: a code a value, in blocks of 32; twice: and a code of what that left."""
     blocks = x.astype(np.float32).reshape(len(x), -1, 32)
     top = np.abs(blocks).max(axis=2, keepdims=True)
     y = blocks * np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
