@@ -10,7 +10,8 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from octavo.backends.cpu.backend import CpuModel, CpuProgram, create_executor, instruction_sets
-from octavo.graph.builder import Graph, GraphBuilder, KVGroup
+from octavo.core.records import KVGroup
+from octavo.graph.builder import Graph, GraphBuilder
 from octavo.graph.reference import Reference, ReferenceBatch
 from octavo.graph.schema import Embed, Tensor, Weight
 from octavo.quantization.formats import WeightType, dequantize

@@ -9,7 +9,8 @@ import pytest
 from tests.backends.harness import ISAS, MAX_TOKENS, Bench, Native, Pair
 
 from octavo.backends.cpu import _native
-from octavo.graph.builder import GraphBuilder, KVGroup
+from octavo.core.records import KVGroup
+from octavo.graph.builder import GraphBuilder
 from octavo.graph.reference import ReferenceBatch
 from octavo.graph.schema import Attention, Embed, RopeTable, Weight
 

@@ -7,7 +7,8 @@ from dataclasses import fields
 import pytest
 
 from octavo.backends.cpu.backend import create_executor
-from octavo.graph.builder import Graph, GraphBuilder, KVGroup
+from octavo.core.records import KVGroup
+from octavo.graph.builder import Graph, GraphBuilder
 from octavo.graph.reference import Reference
 from octavo.graph.schema import (
     OPERATIONS,

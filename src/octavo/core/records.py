@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -101,6 +102,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     arrival_time: float  # Clock.now() at the door, seconds
     cache_salt: str | None = None  # prefixes are shared only between requests with the same salt
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers of a model that keep the same tokens and so share block tables; a block of the cache belongs to one group.
+
+    kind: which tokens it keeps; "full": all of them.
+    """
+
+    name: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    kind: Literal["full"] = "full"
 
 
 class SequenceStatus(enum.Enum):

@@ -73,7 +73,9 @@ class Engine:
             file.release_pages()
 
         self.program = cpu_model.allocate(memory.num_blocks, config.block_size, kv_dtype)
-        self.cache = KVCacheManager(memory.num_blocks, config.block_size, config.enable_prefix_caching)
+        self.cache = KVCacheManager(
+            memory.num_blocks, config.block_size, config.enable_prefix_caching, model.graph.kv_groups
+        )
         scheduler_config = SchedulerConfig(config.max_num_seqs, budget_tokens, max_model_len)
         self.scheduler = Scheduler(scheduler_config, self.cache, clock or SystemClock())
         self._runner = Runner(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from octavo.core.records import KVGroup
 from octavo.graph.schema import Op, Tensor, Weight
 
 
@@ -20,16 +21,6 @@ class Node:
     @property
     def weights(self) -> tuple[Weight, ...]:
         return tuple(v for v in _flat_fields(self.op) if isinstance(v, Weight))
-
-
-@dataclass(frozen=True, slots=True)
-class KVGroup:
-    """Layers that share block tables: what one token costs in the cache is the sum over its groups."""
-
-    name: str
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
 
 
 @dataclass(frozen=True, slots=True)

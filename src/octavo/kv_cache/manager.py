@@ -7,23 +7,12 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from dataclasses import dataclass
 
-from octavo.core.records import Sequence
+from octavo.core.records import KVGroup, Sequence
 from octavo.kv_cache.block_pool import BlockPool
 from octavo.kv_cache.block_table import BlockTable
 from octavo.kv_cache.prefix_index import NodeState, PrefixIndex, PrefixMatch, PrefixNode
-
-
-@dataclass(frozen=True, slots=True)
-class KVGroup:
-    """Layers whose keys and values live in the same blocks, since they keep the same tokens."""
-
-    name: str
-    _: KW_ONLY
-    num_layers: int
-    kind: Literal["full"] = "full"  # which tokens it keeps: all
 
 
 class Admission(enum.Enum):
@@ -55,7 +44,7 @@ class KVCacheManager:
         num_blocks: int,
         block_size: int,
         enable_prefix_caching: bool = True,
-        groups: tuple[KVGroup, ...] = (KVGroup("full", num_layers=1),),
+        groups: tuple[KVGroup, ...] = (KVGroup("full", num_layers=1, num_kv_heads=1, head_dim=1),),
     ) -> None:
         assert len(groups) == 1, f"{len(groups)} KV groups, but one is supported"
         self.groups = groups

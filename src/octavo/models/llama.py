@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.graph.builder import Graph, GraphBuilder, KVGroup
+from octavo.core.records import KVGroup
+from octavo.graph.builder import Graph, GraphBuilder
 from octavo.graph.schema import (
     Activation,
     Add,
