@@ -36,9 +36,12 @@ def test_eos_ends_without_a_stop_reason() -> None:
     assert run(checker, [(1, b"ab"), (EOS, b"")])[:3] == (b"ab", FinishReason.STOP, None)
 
 
-def test_visible_text_of_eos_is_kept() -> None:
+def test_visible_text_of_eos_is_left_out_unless_it_is_to_be_included() -> None:
+    tokens = [(1, b"ab"), (EOS, b"<end>")]
     checker = make_checker(SamplingParams(skip_special_tokens=False))
-    assert run(checker, [(1, b"ab"), (EOS, b"<end>")])[:3] == (b"ab<end>", FinishReason.STOP, None)
+    assert run(checker, tokens)[:3] == (b"ab", FinishReason.STOP, None)
+    checker = make_checker(SamplingParams(skip_special_tokens=False, include_stop_str_in_output=True))
+    assert run(checker, tokens)[:3] == (b"ab<end>", FinishReason.STOP, None)
 
 
 def test_ignore_eos_runs_to_the_length() -> None:
@@ -95,8 +98,8 @@ def test_of_two_stop_strings_with_one_end_the_longer_wins() -> None:
 
 
 def test_a_stop_string_completed_by_eos_text_takes_precedence() -> None:
-    checker = make_checker(SamplingParams(stop=("<end>",), skip_special_tokens=False))
-    assert run(checker, [(1, b"ab"), (EOS, b"<end>")])[:3] == (b"ab", FinishReason.STOP, "<end>")
+    params = SamplingParams(stop=("<end>",), skip_special_tokens=False, include_stop_str_in_output=True)
+    assert run(make_checker(params), [(1, b"ab"), (EOS, b"<end>")])[:3] == (b"ab<end>", FinishReason.STOP, "<end>")
 
 
 def test_nothing_stops_before_min_tokens() -> None:

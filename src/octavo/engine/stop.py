@@ -68,9 +68,8 @@ class StopChecker:
     - A stop string ends it where its last byte arrives. The earliest end in the text wins, whatever tokens it is spread
       over; of several with that end, the longest. The text is cut before the string, or after it with
       include_stop_str_in_output.
-    - An EOS token (without ignore_eos) or one of stop_token_ids ends it. The text of a stop token id is left out
-      without include_stop_str_in_output; that of an EOS token is what the caller says is visible. A stop string that
-      is completed by such a token's visible text takes precedence.
+    - An EOS token (without ignore_eos) or one of stop_token_ids ends it. Its text is left out, as vLLM does, unless
+      include_stop_str_in_output is set; then a stop string that is completed by its visible text takes precedence.
     - None of these count while there are fewer than min_tokens output tokens.
     - Otherwise max_tokens, or max_model_len with the prompt, ends it with LENGTH.
     """
@@ -96,7 +95,7 @@ class StopChecker:
         counts = num_output_tokens >= self._min_tokens
         is_eos = counts and token_id in self._eos
         is_stop_id = counts and token_id in self._stop_ids and not is_eos
-        if is_stop_id and not self._include_stop:
+        if (is_eos or is_stop_id) and not self._include_stop:
             visible_bytes = b""
         stop = self._read(visible_bytes, counts)
         if stop is not None:
