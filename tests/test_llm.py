@@ -42,6 +42,12 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
         llm.generate(["ab", "cd"], [SamplingParams()])
 
 
+def test_a_result_says_the_seed_that_repeats_it(llm: LLM) -> None:
+    drawn, given = llm.generate(["ab", "cd"], [SamplingParams(), SamplingParams(seed=7)])
+    assert isinstance(drawn.outputs[0].seed, int)
+    assert given.outputs[0].seed == 7
+
+
 def test_logprobs_are_keyed_by_token_id(llm: LLM) -> None:
     (result,) = llm.generate("ab", SamplingParams(max_tokens=2, logprobs=2))
     completion = result.outputs[0]

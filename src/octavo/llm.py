@@ -46,6 +46,7 @@ class Completion:
     cumulative_logprob: float | None = None  # of the chosen tokens, if logprobs were asked for
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    seed: int | None = None  # repeats it: the one given, or the one drawn for it
 
 
 @dataclasses.dataclass(slots=True)
@@ -264,5 +265,5 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
 
 def _empty_completion(request: Request) -> Completion:
     if request.params.logprobs is None:
-        return Completion()
-    return Completion(logprobs=[], cumulative_logprob=0.0)
+        return Completion(seed=request.params.seed)
+    return Completion(seed=request.params.seed, logprobs=[], cumulative_logprob=0.0)

@@ -66,6 +66,9 @@ def test_a_request_without_a_seed_gets_one_that_the_engines_seed_decides() -> No
 
     assert seeds(7) == seeds(7)
     assert len(set(seeds(7) + seeds(8))) == 6
+    assert all(seed is not None and seed == int(float(seed)) for seed in seeds(7)), (
+        "JavaScript reads numbers as float64"
+    )
     assert build(SamplingParams(seed=-3)).params.seed == -3
 
 

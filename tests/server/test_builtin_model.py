@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from tests.server.harness import ServerProcess, metric, openai_client, server, wait_until
@@ -69,6 +71,41 @@ def test_a_seeded_request_repeats_and_a_stop_string_stops(octavo_server: ServerP
     stop = greedy.strip()[4:8]
     cut = client.completions.create(model=name, prompt=PROMPT, temperature=0, max_tokens=20, stop=stop).choices[0]
     assert (cut.text, cut.finish_reason) == (greedy[: greedy.index(stop)], "stop")
+
+
+def test_a_seed_gives_the_same_text_in_any_company(octavo_server: ServerProcess) -> None:
+    client, name = openai_client(octavo_server), model_name(octavo_server)
+
+    def ask(seed: int, **fields: Any) -> str:
+        reply = client.completions.create(
+            model=name, prompt=PROMPT, seed=seed, max_tokens=24, logprobs=3, extra_body=fields
+        )
+        return reply.choices[0].model_dump_json()
+
+    drawn = client.completions.create(
+        model=name, prompt=PROMPT, max_tokens=24, logprobs=3, extra_body={"return_seed": True}
+    ).choices[0]
+    assert drawn.model_extra is not None
+    seed = drawn.model_extra.pop("seed")
+    with ThreadPoolExecutor(8) as pool:
+        crowd = [pool.submit(ask, seed if i % 2 else i, cache_salt=str(i)) for i in range(12)]
+        replies = [future.result() for future in crowd]
+    assert set(replies[1::2]) == {ask(seed), drawn.model_dump_json()}
+    assert len(set(replies[::2])) == 6
+
+
+def test_prompts_with_another_salt_share_no_cache(octavo_server: ServerProcess) -> None:
+    client, name = openai_client(octavo_server), model_name(octavo_server)
+
+    def cached(salt: str) -> int:
+        reply = client.completions.create(
+            model=name, prompt="A secret told to one. " * 8, max_tokens=1, extra_body={"cache_salt": salt}
+        )
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens_details is not None
+        return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert [cached("mine") > 0, cached("yours") > 0, cached("mine") > 0] == [False, False, True]
 
 
 def test_a_repeated_prompt_is_found_in_the_prefix_cache(octavo_server: ServerProcess) -> None:

@@ -147,6 +147,21 @@ def test_token_ids_are_returned_on_request(client: openai.OpenAI) -> None:
     assert [t for c in chunks for t in (c.choices[0].model_extra or {}).get("token_ids", [])] == list(b"use")
 
 
+@pytest.mark.parametrize("extra", [{"return_seed": True}, {"return_seed": True, "seed": 7}])
+def test_seeds_are_returned_on_request(client: openai.OpenAI, extra: dict[str, object]) -> None:
+    def seeds(choices: list[object]) -> list[int]:
+        return [c.model_extra["seed"] for c in choices if "seed" in (c.model_extra or {})]  # type: ignore[attr-defined]
+
+    for stream in (False, True):
+        kwargs = {"model": MODEL_NAME, "max_tokens": 3, "stream": stream, "extra_body": extra}
+        completion = client.completions.create(prompt=["ab", "cd"], **kwargs)
+        chat = client.chat.completions.create(messages=USER, **kwargs)
+        first, second = seeds([c for chunk in completion for c in chunk.choices] if stream else completion.choices)
+        (third,) = seeds([c for chunk in chat for c in chunk.choices] if stream else chat.choices)
+        assert len({first, second, third}) == (1 if "seed" in extra else 3)
+        assert first == extra.get("seed", first)
+
+
 def test_usage_can_come_with_every_chunk(client: openai.OpenAI) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     stream = client.completions.create(model=MODEL_NAME, prompt="ab", max_tokens=3, stream=True, stream_options=options)
@@ -207,6 +222,14 @@ def test_metrics_count_what_happened(quick_server: ServerProcess) -> None:
     assert grown == METRICS
     assert metric(quick_server, "kv_cache_usage_perc") == 0
     assert metric(quick_server, "num_requests_running") == 0
+
+
+def test_each_prompt_of_a_batch_is_timed_as_its_tokens_come(steady_server: ServerProcess) -> None:
+    names = ("time_to_first_token_seconds_sum", "e2e_request_latency_seconds_sum")
+    before = [metric(steady_server, name) for name in names]
+    openai_client(steady_server).completions.create(model=MODEL_NAME, prompt=["a", "b", "c"], max_tokens=30)
+    first_token, whole = (metric(steady_server, name) - b for name, b in zip(names, before, strict=True))
+    assert first_token < whole / 4
 
 
 METRICS = {

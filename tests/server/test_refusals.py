@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any
 
 import httpx
@@ -39,6 +40,7 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(messages=[{"content": "x"}]), 400, "messages[0].role"),
     (CHAT, chat(messages=[*USER, {"role": "wizard", "content": "x"}]), 400, "messages[1].role"),
     (CHAT, chat(messages=[{"role": ["user"], "content": "x"}]), 400, "messages[0].role"),
+    (CHAT, chat(messages=[{"role": "r" * 10_000, "content": "x"}]), 400, "messages[0].role"),
     (CHAT, chat(messages=[{"role": "user"}]), 400, "messages[0].content"),
     (CHAT, chat(messages=[{"role": "user", "content": 5}]), 400, "messages[0].content"),
     (CHAT, chat(messages=[{"role": "user", "content": ["x"]}]), 400, "messages[0].content[0]"),
@@ -47,6 +49,18 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
         400,
         "messages[0].content[0].type",
+    ),
+    (
+        CHAT,
+        chat(messages=[{"role": "user", "content": [{"type": "t" * 10_000}]}]),
+        400,
+        "messages[0].content[0].type",
+    ),
+    (
+        CHAT,
+        chat(messages=[{"role": "user", "content": "x", "f" * 10_000: 1}]),
+        400,
+        "messages[0]." + "f" * 57 + "...",
     ),
     (CHAT, chat(messages=[{"role": "user", "content": "x", "tool_calls": [{}]}]), 400, "messages[0].tool_calls"),
     (CHAT, chat(messages=[{"role": "user", "content": "x", "name": 5}]), 400, "messages[0].name"),
@@ -63,13 +77,16 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(presence_penalty=3), 400, "presence_penalty"),
     (CHAT, chat(frequency_penalty=-3), 400, "frequency_penalty"),
     (CHAT, chat(repetition_penalty=0), 400, "repetition_penalty"),
+    (CHAT, chat(repetition_penalty=1e308), 400, "repetition_penalty"),
     (CHAT, chat(seed=2**64), 400, "seed"),
     (CHAT, chat(seed=2**63), 400, "seed"),
     (CHAT, chat(stop=""), 400, "stop"),
     (CHAT, chat(stop=["x"] * 17), 400, "stop"),
+    (CHAT, chat(stop=["x" * 257]), 400, "stop"),
     (CHAT, chat(stop=[5]), 400, "stop[0]"),
     (CHAT, chat(stop_token_ids=[-1]), 400, "stop_token_ids"),
     (CHAT, chat(stop_token_ids=[257]), 400, "stop_token_ids"),
+    (CHAT, chat(stop_token_ids=[1] * 10_000 + [-1]), 400, "stop_token_ids"),
     (CHAT, chat(max_tokens=0), 400, "max_tokens"),
     (CHAT, chat(max_tokens=5000), 400, "max_tokens"),
     (CHAT, chat(max_completion_tokens=0), 400, "max_completion_tokens"),
@@ -98,6 +115,8 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(echo=True), 400, "echo"),
     (CHAT, chat(temprature=1), 400, "temprature"),
     (CHAT, chat(prompt="x"), 400, "prompt"),
+    (CHAT, chat(**{"k" * 10_000: 1}), 400, "k" * 57 + "..."),
+    (CHAT, chat(stream=True, stream_options={"k" * 10_000: True}), 400, "stream_options"),
     (COMPLETIONS, {}, 400, "prompt"),
     (COMPLETIONS, completion(prompt=""), 400, "prompt"),
     (COMPLETIONS, completion(prompt=[]), 400, "prompt"),
@@ -175,6 +194,13 @@ def test_unsupported_fields_with_values_that_ask_for_nothing_are_welcome(quick_s
         "user": "somebody",
     }
     assert httpx.post(quick_server.url + COMPLETIONS, json=completion(**harmless)).status_code == 200
+
+
+def test_a_misspelt_field_of_many_megabytes_is_refused_at_once(quick_server: ServerProcess) -> None:
+    body = b'{"' + b"k" * 20_000_000 + b'":1}'
+    started = time.monotonic()
+    assert httpx.post(quick_server.url + CHAT, content=body, timeout=20).status_code == 400
+    assert time.monotonic() - started < 0.6  # comparing it with the known names would take more than a second
 
 
 def test_unknown_routes_and_wrong_methods_have_openais_error_shape(quick_server: ServerProcess) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def shorten(text: str, limit: int = 60) -> str:
+    """What came from outside, cut to a length that is fit for a message."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 class OctavoError(Exception):
     """Base of all errors raised on purpose; its text is fit for a user's eyes."""
 

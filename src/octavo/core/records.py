@@ -8,16 +8,16 @@ engine adds stops -> `scheduler.update` -> `RequestOutput`s for the client, the 
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
-from octavo.core.errors import InvalidRequestError
+from octavo.core.errors import InvalidRequestError, shorten
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256  # the automaton that finds a stop string takes some 300 bytes a character
 MAX_LOGPROBS = 20
 GREEDY_TEMPERATURE = 1e-5  # below this, sampling is argmax
 MAX_SEED = 2**63 - 1
@@ -46,7 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_p: float = 0.0
     presence_penalty: float = 0.0  # [-2, 2], over output tokens
     frequency_penalty: float = 0.0  # [-2, 2], over output tokens
-    repetition_penalty: float = 1.0  # > 0, over prompt and output tokens
+    repetition_penalty: float = 1.0  # [0.01, 100], over prompt and output tokens
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -60,22 +60,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, want: str) -> None:
             if not ok:
-                raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; it must be {want}", param=name)
+                raise InvalidRequestError(
+                    f"{name} is {shorten(repr(getattr(self, name)))}; it must be {want}", param=name
+                )
 
-        check(math.isfinite(self.temperature) and 0 <= self.temperature <= 2, "temperature", "between 0 and 2")
+        check(0 <= self.temperature <= 2, "temperature", "between 0 and 2")
         check(0 < self.top_p <= 1, "top_p", "greater than 0 and at most 1")
         check(-1 <= self.top_k <= 2**31 - 1, "top_k", "-1 or 0 (off) or a positive number")
         check(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
         check(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2")
         check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2")
-        check(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
-            "repetition_penalty",
-            "greater than 0",
-        )
+        check(0.01 <= self.repetition_penalty <= 100, "repetition_penalty", "between 0.01 and 100")
         check(self.seed is None or -MAX_SEED - 1 <= self.seed <= MAX_SEED, "seed", "a 64-bit integer")
         check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
         check(all(self.stop), "stop", "non-empty strings")
+        check(
+            max(map(len, self.stop), default=0) <= MAX_STOP_CHARACTERS,
+            "stop",
+            f"at most {MAX_STOP_CHARACTERS} characters each",
+        )
         check(all(0 <= t < 2**31 for t in self.stop_token_ids), "stop_token_ids", "token ids (0 or more)")
         check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1")
         check(self.min_tokens >= 0, "min_tokens", "0 or more")

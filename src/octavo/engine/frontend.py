@@ -14,13 +14,14 @@ from typing import Any, Protocol
 import msgspec
 
 from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
-from octavo.core.records import MAX_SEED, Request, RequestOutput, SamplingParams
+from octavo.core.records import Request, RequestOutput, SamplingParams
 from octavo.engine.messages import EngineInfo
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.text_stream import TextStream
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.weights.builtin import INSTALL_HINT, find_builtin_model
 
+MAX_DRAWN_SEED = 2**53 - 1  # so that one that is returned survives JSON readers whose numbers are float64
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
 RESERVED_TEMPLATE_NAMES = ("messages", "add_generation_prompt", "tools", "documents")
 
@@ -52,7 +53,7 @@ def resolve_model(model: str | None) -> str:
         return str(builtin)
     path = Path(model).expanduser()
     if not path.is_file():
-        what = "is a directory" if path.is_dir() else "does not exist"
+        what = "is a directory" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
         raise ModelFileError(f"model {model!r} {what}; give the path of a GGUF file, or no model for the built-in one")
     return str(path)
 
@@ -167,7 +168,7 @@ class Frontend:
                 f"min_tokens is {params.min_tokens:,}, but only {max_tokens:,} can follow this prompt: lower it",
                 param="min_tokens",
             )
-        seed = self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed
+        seed = self._seeds.randint(0, MAX_DRAWN_SEED) if params.seed is None else params.seed
         return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,

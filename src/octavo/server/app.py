@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.core.errors import EngineDeadError, OctavoError
+from octavo.core.errors import EngineDeadError, OctavoError, shorten
 from octavo.core.version import version
 from octavo.server import metrics
 from octavo.server.chat import chat_completions
@@ -79,7 +79,7 @@ async def answer_error(_: HttpRequest, error: Exception) -> Response:
 async def answer_http_error(routes: list[Route], http: HttpRequest, error: Exception) -> Response:
     """Starlette's own refusals: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
-    what = f"{http.method} {http.url.path}"
+    what = f"{http.method} {shorten(http.url.path)}"
     match error.status_code:
         case 404:
             known = ", ".join(r.path for r in routes)

@@ -87,6 +87,7 @@ class _Chat:
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
             token_ids=token_ids if self._body.return_token_ids else UNSET,
+            seed=self._seed(),
         )
         reply = ChatReply(
             id=self._id,
@@ -102,7 +103,9 @@ class _Chat:
         first = True
         async for text, output in self._generation.pieces():
             if first:
-                opening = self._chunk([ChatChunkChoice(delta=ChatDelta(content="", role="assistant"))])
+                opening = self._chunk(
+                    [ChatChunkChoice(delta=ChatDelta(content="", role="assistant"), seed=self._seed())]
+                )
                 opening.prompt_token_ids = self._prompt_token_ids()
                 yield _encode(opening)
                 first = False
@@ -147,6 +150,9 @@ class _Chat:
 
     def _prompt_token_ids(self) -> list[int] | msgspec.UnsetType:
         return self._generation.request.prompt_token_ids if self._body.return_token_ids else UNSET
+
+    def _seed(self) -> int | msgspec.UnsetType:
+        return self._generation.seed if self._body.return_seed else UNSET
 
 
 def _encode(chunk: ChatChunk) -> bytes:

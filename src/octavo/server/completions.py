@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -62,7 +63,8 @@ class _Completions:
         self._created = int(time.time())
 
     async def reply(self) -> Response:
-        choices = [await self._choice(index, generation) for index, generation in enumerate(self._generations)]
+        # All at once, so that each output is timed when it comes.
+        choices = await asyncio.gather(*(self._choice(i, g) for i, g in enumerate(self._generations)))
         reply = self._reply(choices)
         reply.usage = usage_of(self._generations)
         return Response(msgspec.json.encode(reply), media_type="application/json")
@@ -90,6 +92,7 @@ class _Completions:
             logprobs=self._logprobs(token_ids, logprobs, 0)[0],
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
+            seed=generation.seed if self._body.return_seed else UNSET,
         )
         if self._body.return_token_ids:
             choice.token_ids = token_ids
@@ -100,6 +103,7 @@ class _Completions:
         body = self._body
         offset = 0
         prompt_token_ids = generation.request.prompt_token_ids if body.return_token_ids else UNSET
+        seed = generation.seed if body.return_seed else UNSET
         async for text, output in generation.pieces():
             wants_tokens = bool(output.token_ids) and (body.logprobs is not None or body.return_token_ids)
             if not (text or output.finish_reason is not None or wants_tokens):
@@ -113,8 +117,9 @@ class _Completions:
                 stop_reason=output.stop_reason,
                 token_ids=output.token_ids if body.return_token_ids else UNSET,
                 prompt_token_ids=prompt_token_ids,
+                seed=seed,
             )
-            prompt_token_ids = UNSET  # with the first chunk only
+            prompt_token_ids = seed = UNSET  # with the first chunk only
             chunk = self._reply([choice])
             if body.usage_in_chunks:
                 chunk.usage = usage_of([generation])

@@ -42,6 +42,12 @@ class Generation:
                     raise EngineDeadError(output.error or "the engine failed on this request; its log says why")
                 yield detokenizer.feed(output), output
 
+    @property
+    def seed(self) -> int:
+        """The request's own, or the one that the door drew."""
+        assert self.request.params.seed is not None
+        return self.request.params.seed
+
     def abort(self) -> None:
         self._stream.abort()
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from octavo.core.errors import InvalidRequestError
+from octavo.core.errors import InvalidRequestError, shorten
 from octavo.core.records import SamplingParams
 from octavo.engine.frontend import DEFAULT_MAX_TOKENS
 
@@ -103,6 +103,7 @@ class GenerationBody(Struct, kw_only=True):
     cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool = False
+    return_seed: bool = False  # ours: each choice says the seed that repeats it
 
     def sampling_params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         return SamplingParams(
@@ -250,11 +251,12 @@ def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
 def _read_message(message: dict[str, Any], where: str) -> dict[str, str]:
     for name, value in message.items():
         if name not in MESSAGE_FIELDS and value not in (None, [], {}, ""):
-            raise InvalidRequestError(f"{where}.{name} is not supported: remove it", f"{where}.{name}")
+            field = f"{where}.{shorten(name)}"
+            raise InvalidRequestError(f"{field} is not supported: remove it", field)
     role = message.get("role")
     if role not in CHAT_ROLES:
         raise InvalidRequestError(
-            f"{where}.role is {role!r}; it must be one of {', '.join(CHAT_ROLES)}", f"{where}.role"
+            f"{where}.role is {shorten(repr(role))}; it must be one of {', '.join(CHAT_ROLES)}", f"{where}.role"
         )
     content = message.get("content")
     if isinstance(content, list):
@@ -275,7 +277,8 @@ def _read_part(part: Any, where: str) -> str:
     if not isinstance(part, dict) or "type" not in part:
         raise InvalidRequestError(f"{where} must be an object with a type", where)
     if part["type"] != "text":
-        raise InvalidRequestError(f"{where}.type is {part['type']!r}; only 'text' is supported", f"{where}.type")
+        kind = shorten(repr(part["type"]))
+        raise InvalidRequestError(f"{where}.type is {kind}; only 'text' is supported", f"{where}.type")
     text = part.get("text")
     if not isinstance(text, str) or len(part) != 2:
         raise InvalidRequestError(f"{where} must have exactly a type and a text", where)
@@ -294,16 +297,16 @@ def _is_harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
 
 
 def _unsupported(name: str, value: Any) -> InvalidRequestError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return InvalidRequestError(f"{name}={shown} is not supported yet: leave {name} out", name, "unsupported_parameter")
+    return InvalidRequestError(
+        f"{name}={shorten(repr(value))} is not supported yet: leave {name} out", name, "unsupported_parameter"
+    )
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> InvalidRequestError:
+    name = shorten(name)  # before it is compared: that takes time
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "remove it"
-    shown = name if len(name) <= 60 else name[:57] + "..."
-    return InvalidRequestError(f"there is no field {shown!r} in this request: {hint}", shown, "unknown_parameter")
+    return InvalidRequestError(f"there is no field {name!r} in this request: {hint}", name, "unknown_parameter")
 
 
 def _wrong_type(text: str) -> InvalidRequestError:
@@ -313,7 +316,9 @@ def _wrong_type(text: str) -> InvalidRequestError:
     complaint, _, path = text.partition(" - at `$.")
     param = path.rstrip("`") or None
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", complaint):
-        return InvalidRequestError(f"{param} has no field {unknown[1]!r}: remove it", param, "unknown_parameter")
+        return InvalidRequestError(
+            f"{param} has no field {shorten(unknown[1])!r}: remove it", param, "unknown_parameter"
+        )
     return InvalidRequestError(f"{param}: {complaint[:1].lower()}{complaint[1:]}", param, "invalid_type")
 
 
@@ -354,6 +359,7 @@ class ChatChoice(Struct, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     token_ids: list[int] | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
 
 
 class ChatReply(Struct, kw_only=True):
@@ -378,6 +384,7 @@ class ChatChunkChoice(Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):
@@ -407,6 +414,7 @@ class CompletionChoice(Struct, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
 
 
 class CompletionReply(Struct, kw_only=True):

@@ -15,6 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from octavo.core.clock import Clock
+from octavo.core.errors import shorten
 from octavo.core.records import Request
 from octavo.engine.client import EngineClient
 from octavo.engine.frontend import Frontend
@@ -51,9 +52,8 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raises ApiError if a model is named that is not served."""
         if name is not None and name != self.model_name:
-            shown = name if len(name) <= 100 else name[:97] + "..."
             raise ApiError(
-                404, f"model {shown!r} is not served here; use {self.model_name!r}", "model", "model_not_found"
+                404, f"model {shorten(name)!r} is not served here; use {self.model_name!r}", "model", "model_not_found"
             )
 
     async def encode(
