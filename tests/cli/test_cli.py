@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import argparse
+import http.server
 import io
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,10 +16,12 @@ from tests.server.harness import ServerProcess, fake_server
 from octavo.cli import options, terminal
 from octavo.cli.main import main
 from octavo.cli.options import engine_config, human_int
+from octavo.cli.remote import RemoteModel
 from octavo.cli.serve import listen
 from octavo.core.clock import VirtualClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
+from octavo.core.records import SamplingParams
 from octavo.engine.frontend import Frontend
 from octavo.llm import LLM
 
@@ -92,6 +98,12 @@ def test_numbers_are_read_as_people_write_them(text: str, value: int) -> None:
     assert human_int(text) == value
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "1.2345", "-1", " ", "1e3", "9223372036854775808"])
+def test_what_is_no_usable_number_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=text):
+        human_int(text)
+
+
 def test_a_misspelt_flag_suggests_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown argument --max-modle-len: did you mean --max-model-len?" in error_of(
         capsys, "serve", "--max-modle-len", "5"
@@ -105,10 +117,18 @@ def test_a_misspelt_flag_suggests_the_right_one(capsys: pytest.CaptureFixture[st
     [
         (["serve", "--block-size", "12", MODEL], "--block-size is 12; it must be a power of two"),
         (["serve", "--threads", "two"], "--threads"),
+        (["serve", "--threads", "100000", MODEL], "--threads is 100,000; it must be at most 1,024"),
+        (["serve", "--seed", str(2**63), MODEL], "--seed is 9,223,372,036,854,775,808; it must be at most"),
+        (["serve", "--max-num-seqs", "0", MODEL], "--max-num-seqs is 0; it must be at least 1"),
+        (["serve", "/dev/null"], "'/dev/null' is no regular file"),
         (["serve", "--max-model-len", "4X"], "4K (4096)"),
         (["serve", "/nowhere/x.gguf"], "'/nowhere/x.gguf' does not exist"),
         (["complete", "hello", "/nowhere/x.gguf"], "does not exist"),
         (["complete", "hello", "--url", "localhost"], "--url is 'localhost'"),
+        (["complete", "hello", "--url", "http://localhost:x"], "--url is 'http://localhost:x'"),
+        (["complete", "hello", "--url", "http://[::1"], "--url is 'http://[::1'"),
+        (["complete", "hello", MODEL, "--url", "http://127.0.0.1:9"], "leave out the model and engine flags"),
+        (["chat", "--url", "http://127.0.0.1:9", "--threads", "1"], "leave out the model and engine flags"),
         (["complete", "hello", "--url", "http://127.0.0.1:9"], "is the server running there?"),
         (["complete", "hello", "--temperature", "3", "--url", "http://127.0.0.1:9"], "temperature is 3.0"),
         (["sevre"], "sevre"),
@@ -207,6 +227,47 @@ def test_chat_and_complete_can_ask_a_running_server(
     captured = capsys.readouterr()
     assert "user:hi" in captured.out
     assert "the limit is 1,023" in captured.err
+
+
+def test_text_that_is_no_utf8_is_asked_and_answered_all_the_same(server: ServerProcess) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo", "chat", "--max-tokens", "8", "--url", server.url],
+        input=b"\xff\xc3\xb6\n",
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "> user:\ufffd".encode() in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo", "complete", b"a\xffb", "--max-tokens", "3", "--url", server.url],
+        capture_output=True,
+    )
+    assert (done.returncode, done.stdout) == (0, b"a?b\n")
+
+
+def test_a_reader_that_leaves_ends_the_command_without_a_traceback(server: ServerProcess) -> None:
+    ask = [sys.executable, "-m", "octavo", "complete", "abc", "--max-tokens", "999", "--url", server.url]
+    with subprocess.Popen(ask, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as popen:
+        assert popen.stdout is not None
+        assert popen.stderr is not None
+        popen.stdout.close()
+        assert (popen.stderr.read(), popen.wait(20)) == (b"", 141)
+
+
+def test_a_server_of_another_kind_is_told_apart() -> None:
+    class OtherKind(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), OtherKind) as other:
+        threading.Thread(target=other.handle_request).start()
+        with pytest.raises(ConfigError, match="not as an OpenAI-compatible server"):
+            next(RemoteModel(f"http://127.0.0.1:{other.server_port}").stream("hi", SamplingParams()))
 
 
 def test_the_module_can_be_run() -> None:

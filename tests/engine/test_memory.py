@@ -87,6 +87,20 @@ def test_weights_that_leave_nothing_are_refused_without_a_length_of_zero(utiliza
     assert "--max-model-len" not in str(error.value)
 
 
+def test_a_workspace_that_leaves_nothing_is_told_with_the_flags_it_grows_with() -> None:
+    model = replace(MODEL, workspace_bytes=20 * GIB)
+    with pytest.raises(ConfigError, match="smaller --max-num-batched-tokens and --max-num-seqs"):
+        plan_memory(MACHINE, model, EngineConfig(model="m.gguf"))
+
+
+def test_a_pool_larger_than_the_machine_is_refused() -> None:
+    assert plan(num_blocks_override=15 * 1024).num_blocks == 15 * 1024
+    with pytest.raises(ConfigError, match=r"1,000,000 blocks \(--num-gpu-blocks-override\) take .* has 16\.00 GiB"):
+        plan(num_blocks_override=1_000_000)
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
+        plan(kv_cache_memory_bytes=16 * GIB)
+
+
 def test_utilization_above_95_percent_is_warned_of() -> None:
     machine = MachineMemory(16 * GIB, 16 * GIB)
     assert plan(machine=machine, memory_utilization=0.95).warnings == ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -12,6 +14,7 @@ from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.version import version
 
 INTERRUPTED = 130  # as shells report a program that ctrl-C ended
+READER_GONE = 141  # and one that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_all(argv, commands)
     if args.command is None:
         parser.error(f"name a command: {', '.join(commands)}; each has --help")
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal's encoding is no reason to fail
     return exit_code(lambda: _run(args))
 
 
@@ -44,6 +50,9 @@ def exit_code(command: Callable[[], int]) -> int:
         return 1 if isinstance(error, EngineDeadError) else 2
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # as in `octavo complete ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        return READER_GONE
 
 
 def _run(args: argparse.Namespace) -> int:

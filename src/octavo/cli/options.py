@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from octavo.core.config import ACTIVATION_DTYPES, KV_CACHE_DTYPES, EngineConfig
+from octavo.core.config import ACTIVATION_DTYPES, KV_CACHE_DTYPES, MAX_INT, EngineConfig
 from octavo.core.errors import ConfigError
 from octavo.engine.frontend import resolve_model
 
@@ -44,6 +44,8 @@ def human_int(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number like 4096, 4k (4000) or 4K (4096)")
     value = float(match[1]) * _SUFFIXES[match[2]]
+    if value > MAX_INT:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_INT:,}")
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(value)
@@ -95,7 +97,11 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Raises ConfigError, ModelFileError."""
     if args.model is not None and args.model_argument not in (None, args.model):
         raise ConfigError(f"two models are named, {args.model_argument!r} and {args.model!r}: name one")
-    names = [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    given.setdefault("isa", os.environ.get(ISA_VARIABLE) or None)
-    return EngineConfig(model=resolve_model(args.model or args.model_argument), **given)
+    given = {"isa": os.environ.get(ISA_VARIABLE) or None, **given_settings(args)}
+    return EngineConfig(**{**given, "model": resolve_model(args.model or args.model_argument)})
+
+
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of EngineConfig that flags name."""
+    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(EngineConfig)}
+    return {name: value for name, value in values.items() if value is not None}

@@ -19,8 +19,12 @@ class RemoteModel:
     """The text side of one server. Raises ConfigError if it cannot be reached."""
 
     def __init__(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urllib.parse.urlsplit(url)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # no address, or no number as the port
+            good = False
+        if not good:
             raise ConfigError(f"--url is {url!r}; it must look like http://127.0.0.1:8000")
         self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._url = url
@@ -47,7 +51,9 @@ class RemoteModel:
                 body = {"model": model, "stream": True, "temperature": params.temperature, "top_p": params.top_p, **ask}
                 if params.max_tokens is not None:
                     body["max_tokens"] = params.max_tokens
-                connection.request("POST", self._base + route, json.dumps(body), {"Content-Type": "application/json"})
+                # What was no UTF-8 in the terminal is a lone surrogate here, which JSON should not have.
+                content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+                connection.request("POST", self._base + route, content, {"Content-Type": "application/json"})
                 reply = connection.getresponse()
                 if reply.status != 200:
                     raise _refusal(reply.status, reply.read())
@@ -60,6 +66,8 @@ class RemoteModel:
                         if "error" in chunk:
                             raise EngineDeadError(chunk["error"]["message"])
                         yield from chunk["choices"]
+            except (ValueError, LookupError, TypeError) as error:
+                raise ConfigError(f"{self._url} answers, but not as an OpenAI-compatible server does") from error
             except (OSError, http.client.HTTPException) as error:
                 raise ConfigError(f"no answer from {self._url} ({error}): is the server running there?") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -81,13 +82,17 @@ async def _serve(
 ) -> int:
     import asyncio
 
+    # Before the imports, which take longer than a hasty ctrl-C.
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
     from octavo.core.clock import SystemClock
     from octavo.engine.client import EngineClient
     from octavo.server.app import create_app
-    from octavo.server.run import run_until, stop_on_signals
+    from octavo.server.run import run_until
     from octavo.server.service import Service
 
-    stop = stop_on_signals()
     stopping = asyncio.create_task(stop.wait())
     connecting = asyncio.create_task(EngineClient.connect(process))
     try:

@@ -11,8 +11,8 @@ from contextlib import closing
 from types import FrameType
 from typing import Protocol, Self
 
-from octavo.cli.options import add_engine_flags, engine_config, human_int
-from octavo.core.errors import InvalidRequestError
+from octavo.cli.options import add_engine_flags, engine_config, given_settings, human_int
+from octavo.core.errors import ConfigError, InvalidRequestError
 from octavo.core.records import SamplingParams
 
 COMPLETE_MAX_TOKENS = 128
@@ -91,6 +91,10 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 def _model(args: argparse.Namespace) -> TextModel:
     if args.url is not None:
+        if args.model_argument is not None or given_settings(args):
+            raise ConfigError(
+                "--url asks a running server, which has its settings: leave out the model and engine flags"
+            )
         from octavo.cli.remote import RemoteModel
 
         return RemoteModel(args.url)

@@ -9,6 +9,8 @@ from octavo.core.errors import ConfigError
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 ACTIVATION_DTYPES = ("auto", "float32")
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 8, 256
+MAX_THREADS = 1024
+MAX_INT = 2**63 - 1  # what passes between processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,10 @@ class EngineConfig:
             if value not in allowed:
                 raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
-        def at_least(name: str, value: int | None, low: int) -> None:
-            if value is not None and value < low:
-                raise ConfigError(f"{name} is {value}; it must be at least {low}")
+        def between(name: str, value: int | None, low: int, high: int = MAX_INT) -> None:
+            if value is not None and not low <= value <= high:
+                bound = f"at least {low:,}" if value < low else f"at most {high:,}"
+                raise ConfigError(f"{name} is {value:,}; it must be {bound}")
 
         b = self.block_size
         if not MIN_BLOCK_SIZE <= b <= MAX_BLOCK_SIZE or b & (b - 1):
@@ -49,12 +52,13 @@ class EngineConfig:
             raise ConfigError(f"--block-size is {b}; it must be a power of two {bounds}")
         choice("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         choice("--activation-dtype", self.activation_dtype, ACTIVATION_DTYPES)
-        at_least("--max-model-len", self.max_model_len, 1)
-        at_least("--threads", self.threads, 1)
-        at_least("--max-num-batched-tokens", self.max_num_batched_tokens, 1)
-        at_least("--max-num-seqs", self.max_num_seqs, 1)
-        at_least("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
-        at_least("--num-gpu-blocks-override", self.num_blocks_override, 1)
+        between("--max-model-len", self.max_model_len, 1)
+        between("--threads", self.threads, 1, MAX_THREADS)
+        between("--max-num-batched-tokens", self.max_num_batched_tokens, 1)
+        between("--max-num-seqs", self.max_num_seqs, 1)
+        between("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
+        between("--num-gpu-blocks-override", self.num_blocks_override, 1)
+        between("--seed", self.seed, -MAX_INT - 1)
         u = self.memory_utilization
         if u is not None and not 0 < u <= 1:
             raise ConfigError(f"--gpu-memory-utilization is {u}; it must be greater than 0 and at most 1")

@@ -81,7 +81,8 @@ def plan_memory(machine: MachineMemory, model: ModelMemory, config: EngineConfig
 
     Said by --num-gpu-blocks-override, else by --kv-cache-memory-bytes; else --gpu-memory-utilization F gives total * F
     less weights and workspace; else it is the smallest of 40% of what is available beside weights and workspace, what
-    max_num_seqs full sequences need, and 8 GiB. Raises ConfigError if one full sequence does not fit.
+    max_num_seqs full sequences need, and 8 GiB. Raises ConfigError if one full sequence does not fit into the pool, or
+    the pool not into the machine.
     """
     fixed = model.weight_bytes + model.workspace_bytes
     blocks_of_one = -(-model.max_model_len // model.block_size)
@@ -108,6 +109,11 @@ def plan_memory(machine: MachineMemory, model: ModelMemory, config: EngineConfig
     if num_blocks < blocks_of_one:
         raise ConfigError(_too_small(machine, model, num_blocks, rule, more))
     needed = fixed + num_blocks * model.block_bytes
+    if needed > machine.total_bytes:
+        raise ConfigError(
+            f"weights, workspace and a KV pool of {num_blocks:,} blocks ({rule}) take {format_bytes(needed)}, but this "
+            f"machine has {format_bytes(machine.total_bytes)}: choose less"
+        )
     return MemoryBudget(machine, model, num_blocks, rule, _warnings(needed, machine, config.memory_utilization))
 
 
@@ -137,6 +143,8 @@ def _too_small(machine: MachineMemory, model: ModelMemory, num_blocks: int, rule
     ways.append(more)
     if KV_ELEMENT_BYTES[model.kv_cache_dtype] > min(KV_ELEMENT_BYTES.values()):
         ways.append("a smaller --kv-cache-dtype (bfloat16)")
+    if model.workspace_bytes > needed:
+        ways.append("smaller --max-num-batched-tokens and --max-num-seqs, which the workspace grows with")
     size = format_bytes
     return (
         f"the KV cache has room for {fits:,} tokens ({size(num_blocks * model.block_bytes)}: {rule}), but one sequence "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,12 +56,3 @@ async def run_until(stop: asyncio.Event, app: ASGIApp, client: EngineClient, soc
         await _Server(config, stop).serve([sock])
     finally:
         aborting.cancel()
-
-
-def stop_on_signals() -> asyncio.Event:
-    """An event that ctrl-C or SIGTERM sets, from now on instead of what they did."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop
