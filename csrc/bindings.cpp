@@ -40,7 +40,7 @@ std::vector<TensorInfo> tensor_table(const Table<int64_t> &rows) {
 }
 
 Floats2D read_tensor(const Program &program, TensorId id) {
-  size_t rows = program.rows(id), width = program.tensor(id).width;
+  size_t width = program.tensor(id).width, rows = program.rows(id);
   auto *data = new float[rows * width];
   nb::capsule owner(data, [](void *p) noexcept { delete[] static_cast<float *>(p); });
   program.read(id, data);

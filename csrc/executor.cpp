@@ -221,11 +221,19 @@ Program::Program(std::shared_ptr<Executor> executor, std::shared_ptr<WeightStore
   queries_a_head_ = found.queries_a_head;
   num_heads_ = found.num_heads;
   padded_dim_ = found.padded_dim;
-  partial_slots_ = kPartialSlots;
   for (const TensorInfo &t : tensors_)
     if (t.width * sizeof(float) > kScratchBytes && t.rows == Rows::TOKENS) throw std::invalid_argument("a row is too wide");
   positions_.resize(shape_.max_tokens);
   sequences_.resize(shape_.max_tokens);
+  step_.tensors = tensors_.data();
+  step_.weights = weights_->weights().data();
+  step_.caches = pool_->caches().data();
+  step_.arena = arena_.data();
+  step_.threads = executor_->pool().size();
+  step_.positions = positions_.data();
+  step_.sequences = sequences_.data();
+  step_.partials = reinterpret_cast<float *>(partials_.data());
+  step_.partial_stride = static_cast<int64_t>(num_heads_) * (padded_dim_ + 2);
 }
 
 size_t Program::extra_bytes(int threads, int vocab_size, int num_heads, int head_dim) {
@@ -240,7 +248,7 @@ void Program::plan_attention() {
   int tokens_a_unit = std::max(1, kQueryRowsAUnit / queries_a_head_), slot = 0;
   for (int s = 0; s < b.num_sequences; s++) {
     int count = b.first_row[s + 1] - b.first_row[s], partitions = (b.first_position[s] + count - 1) / kPartition + 1;
-    if (count == 1 && partitions > 1 && slot + partitions <= partial_slots_) {
+    if (count == 1 && partitions > 1 && slot + partitions <= kPartialSlots) {
       for (int p = 0; p < partitions; p++) units_.push_back({s, 0, 1, p, slot + p});
       merges_.push_back({s, slot, partitions});
       slot += partitions;
@@ -251,34 +259,44 @@ void Program::plan_attention() {
   }
 }
 
+void Program::check(const Batch &b) const {
+  auto require = [](bool ok, const char *what) {
+    if (!ok) throw std::invalid_argument(std::string("the batch does not fit the program: ") + what);
+  };
+  require(b.num_tokens >= 1 && b.num_tokens <= shape_.max_tokens, "number of tokens");
+  require(b.num_sequences <= shape_.max_sequences, "number of sequences");
+  require(b.num_selected <= shape_.max_sequences, "number of selected rows");
+  for (int i = 0; i < b.num_tokens; i++) require(b.token_ids[i] >= 0 && b.token_ids[i] < vocab_size_, "token id outside the vocabulary");
+  for (int i = 0; i < b.num_selected; i++) require(b.selected_rows[i] >= 0 && b.selected_rows[i] < b.num_tokens, "selected row");
+  require(b.first_row[0] == 0 && b.first_row[b.num_sequences] == b.num_tokens, "first rows");
+  for (int s = 0; s < b.num_sequences; s++) {
+    int count = b.first_row[s + 1] - b.first_row[s];
+    require(count >= 1 && count <= b.num_tokens, "first rows");
+    require(b.first_position[s] >= 0 && b.first_position[s] <= INT32_MAX - count, "first position");
+    for (size_t g = 0; g < num_kv_groups(); g++) {
+      const KVCache &c = pool_->caches()[g];
+      int64_t blocks = (b.first_position[s] + count - 1) / c.block_size + 1;
+      require(blocks <= b.block_tables[g].stride, "block table too short");
+      const int32_t *table = b.block_tables[g].of(s);
+      for (int64_t i = 0; i < blocks; i++) require(table[i] >= 0 && table[i] < c.num_blocks, "block outside the pool");
+    }
+  }
+}
+
 void Program::run(const Batch &batch) {
-  if (batch.num_tokens < 1 || batch.num_tokens > shape_.max_tokens || batch.num_sequences > shape_.max_sequences ||
-      batch.num_selected > shape_.max_sequences || batch.first_row[batch.num_sequences] != batch.num_tokens)
-    throw std::invalid_argument("the batch does not fit the program");
-  for (int i = 0; i < batch.num_tokens; i++)
-    if (batch.token_ids[i] < 0 || batch.token_ids[i] >= vocab_size_) throw std::invalid_argument("token id is outside the vocabulary");
+  check(batch);
   for (int s = 0; s < batch.num_sequences; s++) {
     for (int row = batch.first_row[s]; row < batch.first_row[s + 1]; row++) {
       positions_[row] = batch.first_position[s] + row - batch.first_row[s];
       sequences_[row] = s;
     }
   }
-  step_ = {};
-  step_.tensors = tensors_.data();
-  step_.weights = weights_->weights().data();
-  step_.caches = pool_->caches().data();
-  step_.arena = arena_.data();
   step_.batch = batch;
-  step_.threads = executor_->pool().size();
-  step_.positions = positions_.data();
-  step_.sequences = sequences_.data();
   plan_attention();
   step_.units = units_.data();
   step_.num_units = static_cast<int>(units_.size());
   step_.merges = merges_.data();
   step_.num_merges = static_cast<int>(merges_.size());
-  step_.partials = reinterpret_cast<float *>(partials_.data());
-  step_.partial_stride = static_cast<int64_t>(num_heads_) * (padded_dim_ + 2);
 
   phases_.clear();
   PhaseSink sink{&phases_, [](PhaseList *list, Phase phase) { list->add(phase); }};

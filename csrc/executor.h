@@ -76,13 +76,14 @@ class Program {
   // Rows of a tensor after the step, as floats.
   void read(TensorId id, float *out) const;
   size_t num_kv_groups() const { return pool_->caches().size(); }
-  int rows(TensorId id) const { return step_.rows(id); }
-  void fill_workspace(uint8_t byte);  // 0xff: NaN everywhere; for tests of recycled memory
+  int rows(TensorId id) const { return step_.rows(id); }  // in the last step
+  void fill_workspace(uint8_t byte);                      // 0xff: NaN everywhere; for tests of recycled memory
   const TensorInfo &tensor(TensorId id) const { return tensors_.at(id); }
   // Samples from the rows of a FLOAT32 tensor; args.logits and args.stride are set here.
   void sample(TensorId logits, SampleArgs args);
 
  private:
+  void check(const Batch &batch) const;
   void plan_attention();
 
   std::shared_ptr<Executor> executor_;
@@ -94,7 +95,6 @@ class Program {
   int vocab_size_ = 0;
   int queries_a_head_ = 1;  // of the attention operations, the most
   int num_heads_ = 0, padded_dim_ = 0;
-  int partial_slots_ = 0;
   Memory arena_, partials_;
   std::vector<int32_t> positions_, sequences_;
   std::vector<AttentionUnit> units_;

@@ -40,6 +40,7 @@ OCTAVO_INLINE I32 load_words(const void *p) {
   return v;
 }
 OCTAVO_INLINE F32 fma(F32 a, F32 b, F32 c) { return a * b + c; }
+// The second operand where the first is NaN.
 OCTAVO_INLINE F32 vmax(F32 a, F32 b) { return a > b ? a : b; }
 OCTAVO_INLINE F32 vmin(F32 a, F32 b) { return a < b ? a : b; }
 OCTAVO_INLINE F32 where_less(F32 a, F32 b, F32 yes, F32 no) { return a < b ? yes : no; }

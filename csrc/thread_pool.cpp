@@ -1,6 +1,8 @@
 #include "thread_pool.h"
 
+#include <cfenv>
 #include <chrono>
+#include <new>
 
 namespace octavo {
 namespace {
@@ -36,10 +38,17 @@ void wait_until(Ready ready) {
 ThreadPool::ThreadPool(int threads, size_t scratch_bytes) : scratch_bytes_(0) {
   scratch_.resize(threads);
   grow_scratch(scratch_bytes);
-  for (int i = 1; i < threads; i++) threads_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < threads; i++) threads_.emplace_back([this, i] { work(i); });
+  } catch (...) {  // the system has no more threads
+    end_threads();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end_threads(); }
+
+void ThreadPool::end_threads() {
   stop_ = true;
   generation_.fetch_add(1);
   generation_.notify_all();
@@ -49,8 +58,13 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::grow_scratch(size_t bytes) {
   if (bytes <= scratch_bytes_) return;
   wait_until([&] { return (door_.load() & kInside) == 0; });
-  scratch_bytes_ = (bytes + 63) / 64 * 64;
-  for (auto &s : scratch_) s.reset(static_cast<std::byte *>(std::aligned_alloc(64, scratch_bytes_)));
+  bytes = (bytes + 63) / 64 * 64;
+  for (auto &s : scratch_) {
+    auto *p = static_cast<std::byte *>(std::aligned_alloc(64, bytes));
+    if (!p) throw std::bad_alloc();
+    s.reset(p);
+  }
+  scratch_bytes_ = bytes;
 }
 
 void ThreadPool::run(const Phase *phases, int count, const void *context) {
@@ -76,6 +90,10 @@ void ThreadPool::run(const Phase *phases, int count, const void *context) {
 
 void ThreadPool::take_part(int thread) {
   void *scratch = scratch_[thread].get();
+  // Some library may have switched denormals off in the caller's thread, or in the one that made the workers.
+  std::fenv_t callers;
+  std::fegetenv(&callers);
+  std::fesetenv(FE_DFL_ENV);
   for (int i = 0; i < count_; i++) {
     Progress &progress = progress_[i];
     const Phase &phase = progress.phase;
@@ -86,6 +104,7 @@ void ThreadPool::take_part(int thread) {
     }
     wait_until([&] { return progress.done.load(std::memory_order_acquire) == phase.chunks; });
   }
+  std::fesetenv(&callers);
 }
 
 void ThreadPool::work(int thread) {

@@ -21,7 +21,7 @@ struct Phase {
 
 class ThreadPool {
  public:
-  // `threads` counts the caller. Each gets `scratch_bytes` of private memory.
+  // `threads` counts the caller. Each gets `scratch_bytes` of private memory. Throws std::system_error, std::bad_alloc.
   ThreadPool(int threads, size_t scratch_bytes);
   ~ThreadPool();
   ThreadPool(const ThreadPool &) = delete;
@@ -37,6 +37,7 @@ class ThreadPool {
     Phase phase;  // a copy: a late worker still looks at it when the caller has gone on
     std::atomic<int> next{0}, done{0};
   };
+  void end_threads();
   void work(int thread);
   void take_part(int thread);
 

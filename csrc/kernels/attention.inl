@@ -7,12 +7,14 @@ namespace octavo::OCTAVO_ISA {
 
 // ---- phase 1: rotate, write ----
 
-// One head's vector in the cache's element type, padded with zeros to padded_dim.
+// One head's vector in the cache's element type, padded with zeros to padded_dim. What is not finite there becomes the
+// type's largest value: a position that a row may not see meets weight 0, and 0 * infinity would reach that row.
 static void convert_head(const KVCache &c, const float *x, float *padded, uint16_t *half) {
   int n = c.padded_dim();
+  float largest = c.type == KVType::FLOAT16 ? 65504.0f : c.type == KVType::BFLOAT16 ? 0x1.fep127f : 0x1.fffffep127f;
   for (int d = 0; d < n; d += 16) {
     int lanes = c.head_dim - d < 16 ? c.head_dim - d : 16;
-    F32 v = load_n(x + d, lanes);
+    F32 v = vmin(vmax(load_n(x + d, lanes), set1(-largest)), set1(largest));
     store(padded + d, v);
     if (c.type == KVType::FLOAT16) store_f16(half + d, v);
     if (c.type == KVType::BFLOAT16) store_bf16(half + d, v);
@@ -189,9 +191,10 @@ static void attend_partition(const QueryTile &t, PartitionScratch &s, int base, 
         x = where_less(lane_index() + set1(static_cast<float>(c * 16)), limit, x, set1(-INFINITY));
         store(s.scores[r] + c * 16, x);
       }
-      top = vmax(top, x);
+      top = vmax(x, top);  // passes over NaN
     }
-    s.top[r] = visible > 0 ? reduce_max(top) * scale : 0.0f;
+    float best = reduce_max(top);
+    s.top[r] = best > -INFINITY ? best * scale : 0.0f;
     F32 sum = zero(), shift = set1(-s.top[r]), factor = set1(scale);
     for (int c = 0; c < chunks; c++) {
       F32 p = exp(fma(load(s.scores[r] + c * 16), factor, shift));

@@ -9,12 +9,13 @@ OCTAVO_INLINE int32_t store_codes(std::byte *to, I32 lo, I32 hi) {
 }
 
 // Block b of an int8 row from 32 floats: code = round(x / scale), scale = max |x| / 127, fine code = what that left.
+// Blocks below 2^-119, whose inverse scale would overflow, count as zeros.
 OCTAVO_INLINE void quantize_block(std::byte *row, int width, Storage storage, int b, F32 lo, F32 hi) {
   int blocks = width / kBlock, planes = storage == Storage::INT8_TWICE ? 2 : 1;
   auto *scale = reinterpret_cast<float *>(row + planes * width), *sum = scale + blocks;
   auto *code_sum = reinterpret_cast<int32_t *>(sum + blocks);
   float top = reduce_max(vmax(abs(lo), abs(hi)));
-  F32 inverse = set1(top > 0 ? 127.0f / top : 0.0f);
+  F32 inverse = set1(top > 0x1p-119f ? 127.0f / top : 0.0f);
   lo = lo * inverse;
   hi = hi * inverse;
   I32 a = to_i32(lo), c = to_i32(hi);

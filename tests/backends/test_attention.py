@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from tests.backends.harness import ISAS, MAX_TOKENS, Bench, Native, Pair
+from tests.backends.harness import ISAS, MAX_TOKENS, Bench, Native, Pair, stored
 
 from octavo.backends.cpu import _native
 from octavo.core.records import KVGroup
 from octavo.graph.builder import GraphBuilder
 from octavo.graph.reference import ReferenceBatch
-from octavo.graph.schema import Attention, Embed, RopeTable, Weight
+from octavo.graph.schema import Attention, RopeTable
 
 pytestmark = pytest.mark.parametrize("isa", ISAS)
 TOLERANCE = {"float32": 3e-6, "float16": 2e-3, "bfloat16": 1.5e-2}
@@ -149,10 +149,49 @@ def test_many_long_sequences_overflow_the_partial_slots_without_a_change_of_bits
     assert (got == got[0]).all()
 
 
+@pytest.mark.parametrize("kv_dtype", list(TOLERANCE))
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e6])  # 1e6 is beyond float16
+def test_a_row_never_feels_a_later_one_not_even_if_that_is_not_finite(isa: str, kv_dtype: str, bad: float) -> None:
+    pair = attention_pair(4, 2, 32)
+    for name, tensor in pair.tensors.items():
+        values = tensor.values
+        values[VOCAB - 1] = bad
+        pair.tensors[name] = stored(values)
+    tokens = np.arange(40)
+    tokens[21] = VOCAB - 1
+    tables = Tables(1, 48, 16)
+    runs = [
+        run_chunks(pair.native(isa, num_blocks=3, kv_dtype=kv_dtype), tables, tokens, chunks)
+        for chunks in ([40], [1] * 40, [13, 8, 19])
+    ]
+    assert np.isfinite(runs[0][:21]).all()
+    assert runs[0].tobytes() == runs[1].tobytes() == runs[2].tobytes()
+
+
 def test_a_copy_outside_the_pool_is_refused(isa: str) -> None:
     native = attention_pair(1, 1, 32).native(isa, num_blocks=4)
     one, nine = np.array([1], np.int32), np.array([9], np.int32)
     for source, destination in ((one, nine), (nine, one), (one, -one)):
         with pytest.raises(ValueError, match="out of the pool"):
             native.program.copy_blocks(0, source, destination)
-    assert Embed(Weight("w", (2, 3))).results()[0][1] == 3
+
+
+@pytest.mark.parametrize(
+    ("problem", "counts", "first", "table"),
+    [
+        ("first rows", [5, -1], [0, 0], [[0, 1], [2, 3]]),
+        ("first rows", [4, 0], [0, 0], [[0, 1], [2, 3]]),
+        ("first position", [4], [-1], [[0, 1]]),
+        ("first position", [4], [2**31 - 1], [[0, 1]]),
+        ("block table too short", [4], [30], [[0, 1]]),
+        ("block outside the pool", [4], [13], [[0, 4]]),
+        ("block outside the pool", [4], [13], [[-1, 1]]),
+    ],
+)
+def test_a_batch_that_points_outside_of_memory_is_refused(
+    isa: str, problem: str, counts: list[int], first: list[int], table: list[list[int]]
+) -> None:
+    native = attention_pair(1, 1, 32).native(isa, num_blocks=4)
+    with pytest.raises(ValueError, match=problem):
+        native.step(np.zeros(4), counts, first, np.array(table, np.int32))
+    assert np.isfinite(native.step(np.zeros(4), [4], [0], np.array([[3]], np.int32))).all()
