@@ -19,6 +19,7 @@ from octavo.graph.schema import (
     Linear,
     RmsNorm,
     Rope,
+    RopeTable,
     Tensor,
     Weight,
 )
@@ -109,6 +110,18 @@ def test_living_tensors_never_share_memory(fused: bool) -> None:
         living = {k: t for k, t in living.items() if last_use.get(k, -1) > i}
     total = sum(size(t) for node in graph.nodes for t in node.outputs)
     assert arena.num_bytes < total / 3, "memory is reused"
+
+
+def test_a_query_that_is_read_twice_is_not_rotated_in_place() -> None:
+    g = GraphBuilder()
+    q, k, v = (g(Embed(Weight(name, (9, 16)))) for name in "qkv")
+    table = g(RopeTable((1.0, 0.5)))
+    attention = Attention(
+        g(Rope(q, table, 16, False)), g(Rope(k, table, 16, False)), v, rope=None, rope_interleaved=False, group=0,
+        layer=0, num_heads=1, num_kv_heads=1, head_dim=16, scale=0.25,
+    )  # fmt: skip
+    graph = g.build({"out": g(Add(g(attention), q))}, ())
+    assert names(fuse(graph))["Rope"] == 2
 
 
 def test_fusion_leaves_ropes_that_differ() -> None:

@@ -76,7 +76,7 @@ def fuse_shared_input_linears(graph: Graph, may_share: MayShare) -> Graph:
 
 
 def fuse_rope(graph: Graph) -> Graph:
-    """Rope on q and on k, Attention -> Attention with a rope table: rotated while written to the cache."""
+    """Rope on q and on k, Attention -> Attention with a rope table: q rotated in place, k on its way to the cache."""
     producer, uses = _producers(graph), _uses(graph)
     replaced: dict[int, Node | None] = {}
     for i, node in enumerate(graph.nodes):
@@ -85,7 +85,7 @@ def fuse_rope(graph: Graph) -> Graph:
             continue
         qi, ki = producer[op.q.id], producer[op.k.id]
         q, k = graph.nodes[qi].op, graph.nodes[ki].op
-        if not (isinstance(q, Rope) and isinstance(k, Rope)) or uses[op.q.id] != 1 or uses[op.k.id] != 1:
+        if not (isinstance(q, Rope) and isinstance(k, Rope)) or any(uses[t.id] != 1 for t in (op.q, op.k, q.x)):
             continue
         if q.table == k.table and q.interleaved == k.interleaved and q.head_dim == k.head_dim == op.head_dim:
             fused = replace(op, q=q.x, k=k.x, rope=q.table, rope_interleaved=q.interleaved)
@@ -105,7 +105,7 @@ def fuse_add_norm(graph: Graph) -> Graph:
             continue
         (total,) = node.outputs
         norms = [j for j in consumers.get(total.id, []) if isinstance(graph.nodes[j].op, RmsNorm)]
-        x_dies = consumers[node.op.x.id] == [i] or max(consumers[node.op.x.id]) == i
+        x_dies = max(consumers[node.op.x.id]) == i
         if norms and x_dies and node.op.x.id not in {t.id for t in graph.outputs.values()}:
             norm = graph.nodes[norms[0]]
             assert isinstance(norm.op, RmsNorm)

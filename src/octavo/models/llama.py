@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.core.errors import ModelFileError
 from octavo.core.records import KVGroup
 from octavo.graph.builder import Graph, GraphBuilder
 from octavo.graph.schema import (
@@ -27,6 +28,8 @@ from octavo.graph.schema import (
     Weight,
 )
 from octavo.models.metadata import MetadataReader
+
+MAX_HEAD_DIM = 4096  # far above any model's: a damaged file must not become gigabytes of rotation frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +54,25 @@ class LlamaConfig:
         read = MetadataReader(metadata, "llama")
         heads = read.positive_int("attention.head_count")
         hidden = read.positive_int("embedding_length")
-        head_dim = read.positive_int("attention.key_length", default=hidden // heads)
+        head_dim = read.positive_int("attention.key_length", default=hidden // heads, at_most=MAX_HEAD_DIM)
+        rotary_dim = read.positive_int("rope.dimension_count", default=head_dim, at_most=head_dim)
+        if rotary_dim % 2:
+            raise ModelFileError(f"llama.rope.dimension_count is {rotary_dim}; pairs are rotated, it must be even")
         read.refuse_unless("attention.value_length", head_dim)
         read.refuse_unless("rope.scaling.type", "none")
+        read.refuse_unless("rope.scaling.factor", 1.0)
+        read.refuse_unless("rope.scale_linear", 1.0)  # what older files call the factor
         read.refuse_unless("expert_count", 0)
         read.refuse_tensor("rope_freqs.weight", tensor_shapes, "Llama 3's rope scaling")
         return cls(
             vocab_size=read.vocab_size(tensor_shapes),
             hidden_size=hidden,
             intermediate_size=read.positive_int("feed_forward_length"),
-            num_layers=read.positive_int("block_count"),
+            num_layers=read.positive_int("block_count", at_most=len(tensor_shapes)),
             num_heads=heads,
             num_kv_heads=read.positive_int("attention.head_count_kv", default=heads),
             head_dim=head_dim,
-            rotary_dim=read.positive_int("rope.dimension_count", default=head_dim),
+            rotary_dim=rotary_dim,
             rope_theta=read.positive_float("rope.freq_base", default=10000.0),
             rms_norm_eps=read.positive_float("attention.layer_norm_rms_epsilon"),
             max_position_embeddings=read.positive_int("context_length"),

@@ -16,10 +16,10 @@ class MetadataReader:
         self._metadata = metadata
         self._prefix = architecture + "."
 
-    def positive_int(self, key: str, default: int | None = None) -> int:
+    def positive_int(self, key: str, default: int | None = None, at_most: int = 2**31 - 1) -> int:
         value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-            raise ModelFileError(f"{self._prefix}{key} is {value!r}; it must be a positive 31-bit whole number")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= at_most:
+            raise ModelFileError(f"{self._prefix}{key} is {value!r}; it must be a whole number from 1 to {at_most:,}")
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:

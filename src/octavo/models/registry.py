@@ -37,11 +37,17 @@ def build_model(metadata: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[i
         raise ModelFileError(f"architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
     try:
         model = build(metadata, tensor_shapes)
-    except ValueError as e:
+    except (ValueError, OverflowError) as e:
         raise ModelFileError(f"the file's dimensions do not fit each other: {e}") from e
     for w in model.graph.weights.values():
         shape = tensor_shapes.get(w.name)
         if shape != w.shape:
             found = "is missing" if shape is None else f"has shape {list(shape)}"
             raise ModelFileError(f"tensor {w.name} {found}; {list(w.shape)} is needed")
+    unknown = [name for name in tensor_shapes if name not in model.graph.weights]
+    if unknown:  # to leave one out would be to compute another model
+        raise ModelFileError(
+            f"the file has {len(unknown)} tensors that octavo's {name} does not know, the first is {unknown[0]}: "
+            "this variant of the architecture is not supported yet"
+        )
     return model

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,13 +48,17 @@ def available_threads() -> int:
 
 
 def create_executor(isa: str | None = None, threads: int | None = None) -> _native.Executor:
-    """Raises ConfigError for an instruction set that this build or machine lacks."""
+    """Raises ConfigError for an instruction set that this build or machine lacks, or more threads than it gives."""
     built_from = int.from_bytes(hashlib.sha256(Path(schema.__file__).read_bytes()).digest()[:7], "big")
     if built_from != _native.SCHEMA_DIGEST:
         raise ConfigError("the native module was built from another operation schema: run `pip install .` again")
     if isa is not None and isa not in instruction_sets():
         raise ConfigError(f"instruction set {isa!r} is not available here; available: {', '.join(instruction_sets())}")
-    return _native.Executor(isa or "", threads or available_threads())
+    threads = threads or available_threads()
+    try:
+        return _native.Executor(isa or "", threads)
+    except (RuntimeError, MemoryError) as e:
+        raise ConfigError(f"the system does not give {threads:,} threads ({e}): choose a smaller --threads") from e
 
 
 class CpuModel:
@@ -92,7 +97,8 @@ class CpuModel:
     def pack(self) -> None:
         """Copy the weights into the kernels' layout."""
         assert self._weights is None, "packed already"
-        self._weights = _native.WeightStore(self._executor, self.weight_bytes)
+        with _reserving(f"{self.weight_bytes:,} bytes of weights"):
+            self._weights = _native.WeightStore(self._executor, self.weight_bytes)
         for t in self._stored:
             if len(t.shape) == 1:
                 self._weights.add_vector(dequantize(t.data, t.type, t.shape))
@@ -119,18 +125,19 @@ class CpuModel:
     def allocate(self, num_blocks: int, block_size: int, kv_dtype: str) -> CpuProgram:
         """The paged cache and a program that computes with it, once the weights are packed."""
         assert self._weights is not None, "pack() comes first"
-        pool = _native.KVPool(self._group_shapes(num_blocks, block_size, kv_dtype))
         low = self.lowered
-        program = _native.Program(
-            self._executor,
-            self._weights,
-            pool,
-            low.records,
-            low.tensors,
-            low.arena_bytes,
-            self._max_tokens,
-            self._max_sequences,
-        )
+        with _reserving(f"{num_blocks:,} cache blocks and {self.workspace_bytes:,} bytes of workspace"):
+            pool = _native.KVPool(self._group_shapes(num_blocks, block_size, kv_dtype))
+            program = _native.Program(
+                self._executor,
+                self._weights,
+                pool,
+                low.records,
+                low.tensors,
+                low.arena_bytes,
+                self._max_tokens,
+                self._max_sequences,
+            )
         return CpuProgram(program, pool, {name: t.id for name, t in low.graph.outputs.items()})
 
     def _group_shapes(self, num_blocks: int, block_size: int, kv_dtype: str) -> list[_native.KVGroupShape]:
@@ -171,6 +178,17 @@ class CpuProgram:
 
     def copy_blocks(self, group: int, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
         self.pool.copy_blocks(group, source, destination)
+
+
+@contextmanager
+def _reserving(what: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as e:
+        raise ConfigError(
+            f"the system does not give memory for {what}: choose a smaller --kv-cache-memory-bytes, "
+            "--max-num-batched-tokens or model, or raise the limits of this process (ulimit -v)"
+        ) from e
 
 
 def _packed_bytes(t: StoredTensor) -> int:

@@ -17,10 +17,11 @@ from octavo.backends.cpu import _native
 from octavo.core.errors import ModelFileError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.passes import fuse, map_tensors, plan_arena
-from octavo.graph.schema import OPERATIONS, Attention, Cast, GatedLinear, Linear, Op, Rows, Tensor, Weight
+from octavo.graph.schema import OPERATIONS, AddRmsNorm, Attention, Cast, GatedLinear, Linear, Rows, Tensor, Weight
 from octavo.quantization.formats import WeightType
 
 MAX_HEAD_DIM = 256
+MAX_ROW_WIDTH = 1 << 17  # float32 values in a thread's scratch memory
 BLOCK = 32  # values that share a scale in int8 storages
 
 
@@ -79,6 +80,9 @@ def lower(
     for node in graph.nodes:
         if isinstance(node.op, Attention) and node.op.head_dim > MAX_HEAD_DIM:
             raise ModelFileError(f"head size is {node.op.head_dim}; at most {MAX_HEAD_DIM} is supported")
+        for t in node.outputs:
+            if t.rows is Rows.TOKENS and t.width > MAX_ROW_WIDTH:
+                raise ModelFileError(f"a token's row has {t.width:,} values; at most {MAX_ROW_WIDTH:,} are supported")
     graph, storage = _choose_storages(graph, wanted_by)
     num_rows = {Rows.TOKENS: max_tokens, Rows.SELECTED: max_sequences}
     arena = plan_arena(graph, lambda t: num_rows[t.rows] * _native.row_bytes(storage[t.id], t.width))
@@ -120,7 +124,7 @@ def _choose_storages(graph: Graph, wanted_by: Callable[[Weight], Storage]) -> tu
         nodes.append(Node(map_tensors(node.op, replaced), node.outputs))
         for t in node.outputs:
             wanted = wants.get(t.id, {Storage.FLOAT32})
-            if len(wanted) == 1 and _can_produce(node.op, next(iter(wanted))):
+            if len(wanted) == 1 and _can_produce(node, t, next(iter(wanted))):
                 storage[t.id] = next(iter(wanted))
                 continue
             storage[t.id] = Storage.FLOAT32
@@ -133,8 +137,11 @@ def _choose_storages(graph: Graph, wanted_by: Callable[[Weight], Storage]) -> tu
     return replace(graph, nodes=tuple(nodes)), storage
 
 
-def _can_produce(op: Op, storage: Storage) -> bool:
-    """Attention writes head by head, so a head must be whole blocks."""
+def _can_produce(node: Node, t: Tensor, storage: Storage) -> bool:
+    """Attention writes head by head, so a head must be whole blocks. AddRmsNorm's sum lies where its addend lay."""
+    op = node.op
+    if isinstance(op, AddRmsNorm) and t == node.outputs[0]:
+        return storage == Storage.FLOAT32
     in_blocks = storage in (Storage.INT8_BLOCKS, Storage.INT8_TWICE)
     return not (isinstance(op, Attention) and in_blocks and op.head_dim % BLOCK)
 
