@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import pytest
 from tests.server.fake_engine import FAIL, REFUSE, FakeEngine, text_side
 
@@ -7,7 +11,7 @@ import octavo
 from octavo.core.clock import VirtualClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
-from octavo.core.records import FinishReason, SamplingParams
+from octavo.core.records import FinishReason, RequestOutput, SamplingParams
 from octavo.engine.frontend import Frontend
 from octavo.llm import LLM, Logprob
 
@@ -85,6 +89,51 @@ def test_a_closed_stream_leaves_nothing_running(llm: LLM, engine: FakeEngine) ->
     assert engine.stats().num_blocks_in_use == 0
 
 
+class Interrupted(FakeEngine):
+    """Ctrl-C comes in the middle of its third step."""
+
+    def step(self) -> list[RequestOutput]:
+        if self.stats().num_steps == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0)  # a handler would run here
+        return super().step()
+
+
+def test_ctrl_c_waits_for_the_end_of_a_step_and_leaves_nothing_running() -> None:
+    engine = Interrupted(EngineConfig("echo", max_model_len=64))
+    llm = LLM.over(engine, Frontend(*text_side(), engine.info, 0), VirtualClock())
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("ab", SamplingParams(max_tokens=40))
+    assert engine.stats().num_steps == 3
+    assert not engine.has_work
+    assert llm.generate("ab", SamplingParams(max_tokens=4))[0].outputs[0].text == "abab"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "1"),
+        ("top_p", None),
+        ("top_k", True),
+        ("max_tokens", 2.5),
+        ("seed", "x"),
+        ("stop", 5),
+        ("stop", [5]),
+        ("stop_token_ids", ["a"]),
+    ],
+)
+def test_a_parameter_of_the_wrong_type_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{name} is ") as refused:
+        SamplingParams(**{name: value})
+    assert refused.value.param == name
+
+
+def test_stops_may_be_given_as_in_vllm() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"], stop_token_ids=[5]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert SamplingParams(stop=None, stop_token_ids=None).stop_token_ids == ()  # type: ignore[arg-type]
+
+
 def test_a_refusal_or_a_failure_of_one_prompt_leaves_nothing_running(llm: LLM, engine: FakeEngine) -> None:
     with pytest.raises(InvalidRequestError, match="refuses"):
         llm.generate(["ab", REFUSE.decode()])
@@ -94,8 +143,9 @@ def test_a_refusal_or_a_failure_of_one_prompt_leaves_nothing_running(llm: LLM, e
     assert not engine.has_work
     with pytest.raises(InvalidRequestError, match="no tokens"):
         llm.generate(["ab", ""])
-    with pytest.raises(InvalidRequestError, match="a list of either"):
-        llm.generate([5.0])  # type: ignore[list-item]
+    for wrong in ([5.0], [["a"]], [[1.5]], {"prompt": "a"}, 5):
+        with pytest.raises(InvalidRequestError, match="a list of either"):
+            llm.generate(wrong)  # type: ignore[arg-type]
     assert not engine.has_work
 
 
@@ -103,6 +153,14 @@ def test_leaving_the_context_closes_the_engine(llm: LLM, engine: FakeEngine) -> 
     with llm:
         assert not engine.closed
     assert engine.closed
+    with pytest.raises(EngineDeadError, match="closed"):
+        llm.generate("ab")
+
+
+@pytest.mark.parametrize("option", ["max_model_len", "block_size", "threads", "memory_utilization"])
+def test_an_option_of_the_wrong_type_is_refused_by_name(option: str) -> None:
+    with pytest.raises(ConfigError, match=option.replace("_", "-")):
+        LLM(__file__, **{option: "8"})
 
 
 def test_a_misspelt_option_suggests_the_right_one() -> None:

@@ -6,11 +6,13 @@ import dataclasses
 import difflib
 import itertools
 import math
+import signal
+import threading
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
-from types import TracebackType
-from typing import Any, Self, cast
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 from octavo.core.clock import Clock, SystemClock
 from octavo.core.config import EngineConfig
@@ -86,6 +88,7 @@ class LLM:
         self._engine = engine
         self._frontend = frontend
         self._clock = clock
+        self._closed = False
         self._ids = itertools.count()
         self._inboxes: dict[str, deque[RequestOutput]] = {}  # request id -> where its outputs wait to be yielded
 
@@ -134,6 +137,7 @@ class LLM:
         return self._stream(self._frontend.encode(text, add_special_tokens=False, param="messages"), sampling_params)
 
     def close(self) -> None:
+        self._closed = True
         self._engine.close()
 
     def __enter__(self) -> Self:
@@ -205,17 +209,21 @@ class LLM:
 
         Several may be open at once: each step's outputs go to the inbox of the run that they belong to.
         """
+        if self._closed:
+            raise EngineDeadError("this LLM is closed: make a new one")
         inbox: deque[RequestOutput] = deque()
         live: set[str] = set()
         try:
             for request in requests:
-                self._engine.submit(request)
-                live.add(request.request_id)
-                self._inboxes[request.request_id] = inbox
+                with _interrupts_wait():
+                    self._engine.submit(request)
+                    live.add(request.request_id)
+                    self._inboxes[request.request_id] = inbox
             while live:
                 while not inbox:
-                    for output in self._engine.step():
-                        self._inboxes[output.request_id].append(output)
+                    with _interrupts_wait():
+                        for output in self._engine.step():
+                            self._inboxes[output.request_id].append(output)
                 output = inbox.popleft()
                 if output.finish_reason is not None:
                     live.discard(output.request_id)
@@ -228,6 +236,23 @@ class LLM:
                 del self._inboxes[request_id]
                 if all(output.request_id != request_id or output.finish_reason is None for output in inbox):
                     self._engine.abort(request_id)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C inside takes effect at the end: half a step would leave the cache wrong."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if caught:
+        handler(*caught[0])
 
 
 def _engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
@@ -244,10 +269,10 @@ def _engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and all(isinstance(p, int) for p in prompts):
-        return [cast("list[int]", prompts)]
-    many = cast("list[Prompt]", list(prompts))
-    if not all(isinstance(p, (str, list)) for p in many):
+    many: list[Any] = list(prompts) if isinstance(prompts, Sequence) else [None]
+    if many and all(type(p) is int for p in many):
+        return [many]
+    if not all(isinstance(p, str) or (isinstance(p, list) and all(type(t) is int for t in p)) for p in many):
         raise InvalidRequestError("prompts must be text, a list of token ids, or a list of either", param="prompts")
     return many
 

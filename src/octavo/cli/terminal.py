@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import sys
 from collections.abc import Generator
-from contextlib import closing
-from types import FrameType
-from typing import Protocol, Self
+from contextlib import closing, suppress
+from typing import Protocol
 
 from octavo.cli.options import add_engine_flags, engine_config, given_settings, human_int
 from octavo.core.errors import ConfigError, InvalidRequestError
@@ -107,29 +105,9 @@ def _model(args: argparse.Namespace) -> TextModel:
 def _show(pieces: Generator[str]) -> str:
     """Print pieces as they come until they end or ctrl-C; what was printed."""
     shown: list[str] = []
-    with _Interrupt() as interrupt, closing(pieces):
+    with suppress(KeyboardInterrupt), closing(pieces):
         for piece in pieces:
             shown.append(piece)
             print(piece, end="", flush=True)
-            if interrupt.asked:
-                break
     print()
     return "".join(shown)
-
-
-class _Interrupt:
-    """While inside, the first ctrl-C only sets `asked`, so that no step is torn; the second one interrupts."""
-
-    asked = False
-
-    def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._ask)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _ask(self, _: int, __: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True

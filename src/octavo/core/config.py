@@ -42,14 +42,16 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
         def between(name: str, value: int | None, low: int, high: int = MAX_INT) -> None:
+            if value is not None and type(value) is not int:
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number")
             if value is not None and not low <= value <= high:
                 bound = f"at least {low:,}" if value < low else f"at most {high:,}"
                 raise ConfigError(f"{name} is {value:,}; it must be {bound}")
 
         b = self.block_size
-        if not MIN_BLOCK_SIZE <= b <= MAX_BLOCK_SIZE or b & (b - 1):
+        if type(b) is not int or not MIN_BLOCK_SIZE <= b <= MAX_BLOCK_SIZE or b & (b - 1):
             bounds = f"from {MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}"
-            raise ConfigError(f"--block-size is {b}; it must be a power of two {bounds}")
+            raise ConfigError(f"--block-size is {b!r}; it must be a power of two {bounds}")
         choice("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         choice("--activation-dtype", self.activation_dtype, ACTIVATION_DTYPES)
         between("--max-model-len", self.max_model_len, 1)
@@ -60,5 +62,5 @@ class EngineConfig:
         between("--num-gpu-blocks-override", self.num_blocks_override, 1)
         between("--seed", self.seed, -MAX_INT - 1)
         u = self.memory_utilization
-        if u is not None and not 0 < u <= 1:
-            raise ConfigError(f"--gpu-memory-utilization is {u}; it must be greater than 0 and at most 1")
+        if u is not None and not (isinstance(u, int | float) and 0 < u <= 1):
+            raise ConfigError(f"--gpu-memory-utilization is {u!r}; it must be greater than 0 and at most 1")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Literal
 
 import msgspec
@@ -48,7 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: float = 0.0  # [-2, 2], over output tokens
     repetition_penalty: float = 1.0  # [0.01, 100], over prompt and output tokens
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()  # one text or a list of texts will do
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -64,6 +65,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     f"{name} is {shorten(repr(getattr(self, name)))}; it must be {want}", param=name
                 )
 
+        stop = () if self.stop is None else self.stop
+        ids = () if self.stop_token_ids is None else self.stop_token_ids
+        check(isinstance(stop, str | list | tuple), "stop", "text or a list of texts")
+        check(isinstance(ids, list | tuple), "stop_token_ids", "a list of token ids")
+        msgspec.structs.force_setattr(self, "stop", (stop,) if isinstance(stop, str) else tuple(stop))
+        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(ids))
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            check(_is_number(getattr(self, name), int | float), name, "a number")
+        for name in ("top_k", "min_tokens"):
+            check(_is_number(getattr(self, name), int), name, "a whole number")
+        for name in ("seed", "max_tokens", "logprobs"):
+            check(_is_number(getattr(self, name), int | None), name, "a whole number or None")
+        check(all(isinstance(s, str) for s in self.stop), "stop", "text or a list of texts")
+        check(all(_is_number(t, int) for t in self.stop_token_ids), "stop_token_ids", "a list of token ids")
         check(0 <= self.temperature <= 2, "temperature", "between 0 and 2")
         check(0 < self.top_p <= 1, "top_p", "greater than 0 and at most 1")
         check(-1 <= self.top_k <= 2**31 - 1, "top_k", "-1 or 0 (off) or a positive number")
@@ -95,6 +110,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def has_penalties(self) -> bool:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+
+def _is_number(value: object, kind: UnionType | type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

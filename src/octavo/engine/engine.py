@@ -109,10 +109,13 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequestError if it could not be computed, whatever the door let through."""
         self._check(request)
-        seq = self.scheduler.add(request)
         stop = StopChecker(
-            request.params, self._vocabulary.eos_token_ids, seq.num_prompt_tokens, self.info.max_model_len
+            request.params,
+            self._vocabulary.eos_token_ids,
+            len(request.prompt_token_ids),
+            self.info.max_model_len,
         )
+        seq = self.scheduler.add(request)
         self._live[seq.seq_id] = _Live(seq, stop)
 
     def abort(self, request_id: str) -> None:
