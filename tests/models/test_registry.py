@@ -65,6 +65,7 @@ def test_settings_that_do_not_fit_are_refused(
         ("rope_freqs.weight", (16,), "Llama 3's rope scaling is not supported"),
         ("token_embd.weight", (300, 64, 1), "a matrix"),
         ("token_embd.weight", (300, 65), "needed"),
+        ("token_embd.weight", (299, 64), "vocabulary has 300 tokens, but token_embd.weight has 299 rows"),
         ("blk.0.attn_norm.weight", (1, 64), "needed"),
         ("blk.0.ffn_down.weight", (1, 64, 96), "needed"),
     ],

@@ -39,10 +39,16 @@ class MetadataReader:
             raise ModelFileError(f"the file has a tensor {name}: {feature} is not supported yet")
 
     def vocab_size(self, tensor_shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Rows of the embedding matrix."""
+        """Rows of the embedding matrix: one for each token of the file's vocabulary, and perhaps padding."""
         shape = tensor_shapes.get("token_embd.weight")
         if shape is None or len(shape) != 2:
             raise ModelFileError(f"token_embd.weight is {shape}; a matrix [vocab_size, hidden_size] is needed")
+        tokens = self._metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, list) and len(tokens) > shape[0]:
+            raise ModelFileError(
+                f"the vocabulary has {len(tokens):,} tokens, but token_embd.weight has {shape[0]:,} rows: "
+                "convert the model again"
+            )
         return shape[0]
 
     def _get(self, key: str, default: Any) -> Any:
