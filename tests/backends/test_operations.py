@@ -175,9 +175,13 @@ def test_a_row_has_the_same_bits_whatever_the_number_of_rows_and_threads(
     isa: str, kind: WeightType, float_activations: bool
 ) -> None:
     bench = Bench()
+    inner = 96 if kind in QUANTIZED else 83
     x = bench.rows("x", normal(40, 160))
-    gate, up = bench.weight("gate", normal(70, 160), kind), bench.weight("up", normal(70, 160, seed=1), kind)
-    pair = bench.build(bench.g(GatedLinear(x, gate, up, Activation.SILU)))
+    gate, up = bench.weight("gate", normal(inner, 160), kind), bench.weight("up", normal(inner, 160, seed=1), kind)
+    h = bench.g(GatedLinear(x, gate, up, Activation.SILU))
+    y = bench.g(Linear(h, (bench.weight("down", normal(160, inner), kind),), (bench.weight("b", normal(160)),)))
+    x = bench.g(RmsNorm(bench.g(Add(x, y)), bench.weight("n", normal(160)), 1e-5))
+    pair = bench.build(bench.g(Linear(x, (bench.weight("head", normal(70, 160), kind),), (None,))))
     whole = pair.native(isa, float_activations=float_activations).rows(40)
     for threads in (1, 3):
         native = pair.native(isa, threads=threads, float_activations=float_activations)
