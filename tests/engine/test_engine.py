@@ -69,6 +69,7 @@ def test_a_request_ends_once_with_its_length(engine: Engine) -> None:
     outputs = run(engine, request(max_tokens=5))["a"]
     assert len(token_ids(outputs)) == 5
     assert [o.finish_reason for o in outputs] == [None] * 4 + [FinishReason.LENGTH]
+    assert not engine._live, "an ended request is remembered"
 
 
 def test_output_ends_at_the_models_length(engine: Engine) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 
 import httpx
 import openai
@@ -270,6 +272,20 @@ def test_a_client_that_leaves_in_mid_stream_is_aborted_and_its_blocks_return(ste
     assert metric(steady_server, "kv_cache_usage_perc") == 0
     assert metric(steady_server, "generation_tokens_total") < generated + 200  # it was to become 1,000
     assert aborted in httpx.get(f"{steady_server.url}/metrics").text
+
+
+def test_a_client_that_never_reads_its_stream_holds_up_nobody(steady_server: ServerProcess) -> None:
+    body = json.dumps({"prompt": ["a", "b", "c", "d"], "max_tokens": 400, "logprobs": 3, "stream": True}).encode()
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        host, port = steady_server.url.removeprefix("http://").split(":")
+        sock.connect((host, int(port)))
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        wait_until(lambda: metric(steady_server, "num_requests_running") == 4)
+        other = openai_client(steady_server).completions.create(model=MODEL_NAME, prompt="abc", max_tokens=3)
+        assert other.choices[0].text == "abc"
+        wait_until(lambda: metric(steady_server, "num_requests_running") == 0)
+        assert metric(steady_server, "kv_cache_usage_perc") == 0
 
 
 @pytest.mark.parametrize("body", [{"prompt": "abc", "max_tokens": 1000}, {"prompt": ["a", "b"], "max_tokens": 1000}])
