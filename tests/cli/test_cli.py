@@ -124,6 +124,8 @@ def test_a_misspelt_flag_suggests_the_right_one(capsys: pytest.CaptureFixture[st
         (["serve", "--max-model-len", "4X"], "4K (4096)"),
         (["serve", "/nowhere/x.gguf"], "'/nowhere/x.gguf' does not exist"),
         (["complete", "hello", "/nowhere/x.gguf"], "does not exist"),
+        (["complete", "hello", "--max-tokens", "3", "/nowhere/x.gguf"], "does not exist"),
+        (["serve", MODEL, "--threads", "2", MODEL], "unknown argument"),
         (["complete", "hello", "--url", "localhost"], "--url is 'localhost'"),
         (["complete", "hello", "--url", "http://localhost:x"], "--url is 'http://localhost:x'"),
         (["complete", "hello", "--url", "http://[::1"], "--url is 'http://[::1'"),

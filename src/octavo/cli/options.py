@@ -29,6 +29,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_all(self, argv: Sequence[str] | None, commands: dict[str, Parser]) -> argparse.Namespace:
         args, unknown = self.parse_known_args(argv)
+        if len(unknown) == 1 and not unknown[0].startswith("-") and getattr(args, "model_argument", "") is None:
+            args.model_argument = unknown.pop()  # argparse looks for it right behind PROMPT only
         if unknown:
             parser = commands.get(args.command, self)
             flag = unknown[0].split("=", 1)[0]
