@@ -270,7 +270,7 @@ void Program::check(const Batch &b) const {
   for (int i = 0; i < b.num_selected; i++) require(b.selected_rows[i] >= 0 && b.selected_rows[i] < b.num_tokens, "selected row");
   require(b.first_row[0] == 0 && b.first_row[b.num_sequences] == b.num_tokens, "first rows");
   for (int s = 0; s < b.num_sequences; s++) {
-    int count = b.first_row[s + 1] - b.first_row[s];
+    int64_t count = int64_t{b.first_row[s + 1]} - b.first_row[s];
     require(count >= 1 && count <= b.num_tokens, "first rows");
     require(b.first_position[s] >= 0 && b.first_position[s] <= INT32_MAX - count, "first position");
     for (size_t g = 0; g < num_kv_groups(); g++) {

@@ -3,6 +3,7 @@
 #include <cfenv>
 #include <chrono>
 #include <new>
+#include <stdexcept>
 
 namespace octavo {
 namespace {
@@ -36,6 +37,7 @@ void wait_until(Ready ready) {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, size_t scratch_bytes) : scratch_bytes_(0) {
+  if (threads < 1) throw std::invalid_argument("a thread pool has at least one thread");
   scratch_.resize(threads);
   grow_scratch(scratch_bytes);
   try {
