@@ -74,7 +74,7 @@ class LLM:
 
         clock = SystemClock()
         tokenizer, template = load_text_side(config.model)
-        engine = Engine(config, clock)
+        engine = Engine(config)
         self._attach(engine, Frontend(tokenizer, template, engine.info, config.seed), clock)
 
     @classmethod

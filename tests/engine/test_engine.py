@@ -10,7 +10,6 @@ import pytest
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
 from octavo.backends.cpu.backend import instruction_sets
-from octavo.core.clock import VirtualClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
@@ -29,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_engine(model: Path, **options: Any) -> Engine:
     defaults = {"max_model_len": 64, "threads": 1, "max_num_seqs": 4, "block_size": 8}
-    return Engine(EngineConfig(model=str(model), **{**defaults, **options}), VirtualClock())
+    return Engine(EngineConfig(model=str(model), **{**defaults, **options}))
 
 
 @pytest.fixture
@@ -70,6 +69,12 @@ def test_a_request_ends_once_with_its_length(engine: Engine) -> None:
     assert len(token_ids(outputs)) == 5
     assert [o.finish_reason for o in outputs] == [None] * 4 + [FinishReason.LENGTH]
     assert not engine._live, "an ended request is remembered"
+
+
+def test_a_long_prompt_can_be_made_to_let_others_pass(model: Path) -> None:
+    engine = make_engine(model, long_prefill_token_threshold=4)
+    engine.submit(request(max_tokens=1))
+    assert [len(engine.step()) for _ in range(5)] == [0, 0, 0, 0, 1], "20 prompt tokens, 4 in a step"
 
 
 def test_output_ends_at_the_models_length(engine: Engine) -> None:

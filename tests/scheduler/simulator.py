@@ -1,4 +1,4 @@
-"""The scheduler in a world of its own: random workloads, a virtual clock, and a runner that only remembers.
+"""The scheduler in a world of its own: random workloads, and a runner that only remembers.
 
 Instead of keys and values, the fake runner stores in every cache slot which exact prefix the slot belongs to. So it can
 tell for each computed token whether the context that its block table shows is the right one.
@@ -10,7 +10,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from octavo.core.clock import VirtualClock
 from octavo.core.records import (
     FinishReason,
     Request,
@@ -133,8 +132,7 @@ class Simulation:
             long_prefill_token_threshold=rng.choice([0, 0, 0, 1, 5, block_size]),
         )
         self.cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching=rng.random() < 0.9)
-        self.clock = VirtualClock()
-        self.scheduler = Scheduler(self.config, self.cache, self.clock)
+        self.scheduler = Scheduler(self.config, self.cache)
         self.prefixes = Prefixes()
         self.runner = RememberingRunner(num_blocks, block_size, self.prefixes)
         self.workload = self._make_workload(rng, num_requests=min(24, 4 + 2 * budget))
@@ -156,7 +154,6 @@ class Simulation:
             self._update(plan, sampling)
             self.cache.check_invariants()
             self._check_cached_content(thorough=step % 16 == 0)
-            self.clock.advance(0.01)
             step += 1
             assert step < 20_000, "requests wait for ever"
         last = self._schedule()

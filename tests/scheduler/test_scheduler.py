@@ -3,7 +3,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from octavo.core.clock import VirtualClock
 from octavo.core.records import (
     FinishReason,
     Request,
@@ -27,10 +26,9 @@ def make_scheduler(
     max_model_len: int = 64,
     long_prefill_token_threshold: int = 0,
     enable_prefix_caching: bool = True,
-    clock: VirtualClock | None = None,
 ) -> Scheduler:
     config = SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, long_prefill_token_threshold)
-    return Scheduler(config, KVCacheManager(num_blocks, SIZE, enable_prefix_caching), clock or VirtualClock())
+    return Scheduler(config, KVCacheManager(num_blocks, SIZE, enable_prefix_caching))
 
 
 def request(request_id: str, num_tokens: int, start: int | None = None, arrival_time: float = 0.0) -> Request:
@@ -247,17 +245,6 @@ def test_known_blocks_are_those_of_the_plan_before() -> None:
     plans = [run_step(scheduler).scheduled[0] for _ in range(4)]
     assert [plan.num_known_blocks for plan in plans] == [0, 2, 2, 3]
     assert len(plans[-1].block_table) == 3
-
-
-def test_longest_wait_is_that_of_the_first_in_the_queue() -> None:
-    clock = VirtualClock(100.0)
-    scheduler = make_scheduler(max_num_seqs=1, clock=clock)
-    assert scheduler.longest_wait == 0
-    for i, name in enumerate("abc"):
-        scheduler.add(request(name, 4, arrival_time=100.0 + i))
-    run_step(scheduler)
-    clock.advance(5)
-    assert scheduler.longest_wait == 4.0
 
 
 def test_a_pool_too_small_for_one_sequence_is_refused() -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
 from octavo.backends.cpu.backend import instruction_sets
-from octavo.core.clock import VirtualClock
 from octavo.core.config import EngineConfig
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from octavo.engine.engine import Engine
@@ -294,7 +293,7 @@ def _run_crowded(workload: Workload, make_engine: MakeEngine, events: Counter[st
 
 
 def _run_alone(config: EngineConfig, request: Request) -> Answer:
-    engine = _new_engine(config, lambda config: Engine(config, VirtualClock()))
+    engine = _new_engine(config, Engine)
     engine.submit(request)
     answer = Answer()
     while engine.has_work:

@@ -71,6 +71,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("--max-num-batched-tokens", type=human_int, metavar="N", help="tokens computed in one step, at most (512)")
     flag("--max-num-seqs", type=human_int, metavar="N", help="requests that run at once, at most (64)")
     flag(
+        "--long-prefill-token-threshold",
+        type=human_int,
+        metavar="N",
+        help="tokens of one prompt in a step, at most, so that others can pass; 0: no limit (0)",
+    )
+    flag(
         "--gpu-memory-utilization",
         "--memory-utilization",
         dest="memory_utilization",

@@ -118,5 +118,6 @@ def _greet(info: EngineInfo, sock: socket.socket) -> None:
         print(f"octavo: warning: {warning}", file=sys.stderr)
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(format_table(info.memory_table))
+    kernels = ("kernels", f"{info.isa}, {info.threads} threads, up to {info.max_num_seqs} requests at once")
+    print(format_table([kernels, *info.memory_table]))
     print(f"octavo serves {info.served_model_name!r} at http://{shown}:{port}/v1 (ctrl-C ends it)", flush=True)

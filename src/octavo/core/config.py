@@ -30,6 +30,7 @@ class EngineConfig:
     threads: int | None = None
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 64
+    long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step, so that others can pass; 0: no limit
     memory_utilization: float | None = None  # --gpu-memory-utilization, --memory-utilization
     kv_cache_memory_bytes: int | None = None
     num_blocks_override: int | None = None  # --num-gpu-blocks-override
@@ -58,6 +59,7 @@ class EngineConfig:
         between("--threads", self.threads, 1, MAX_THREADS)
         between("--max-num-batched-tokens", self.max_num_batched_tokens, 1)
         between("--max-num-seqs", self.max_num_seqs, 1)
+        between("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0)
         between("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
         between("--num-gpu-blocks-override", self.num_blocks_override, 1)
         between("--seed", self.seed, -MAX_INT - 1)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.backends.cpu.backend import CpuModel, available_threads, create_executor, instruction_sets
-from octavo.core.clock import Clock, SystemClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError
 from octavo.core.records import EngineStats, Request, RequestOutput, SampledToken, Sequence
@@ -43,7 +42,7 @@ class Engine:
     scheduler, cache, program: the parts, for tests that look inside. Raises ConfigError, ModelFileError.
     """
 
-    def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         warnings: list[str] = []
         with GGUFFile.open(config.model) as file:
             model = build_model(file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
@@ -76,8 +75,10 @@ class Engine:
         self.cache = KVCacheManager(
             memory.num_blocks, config.block_size, config.enable_prefix_caching, model.graph.kv_groups
         )
-        scheduler_config = SchedulerConfig(config.max_num_seqs, budget_tokens, max_model_len)
-        self.scheduler = Scheduler(scheduler_config, self.cache, clock or SystemClock())
+        scheduler_config = SchedulerConfig(
+            config.max_num_seqs, budget_tokens, max_model_len, config.long_prefill_token_threshold
+        )
+        self.scheduler = Scheduler(scheduler_config, self.cache)
         self._runner = Runner(
             self.program,
             max_num_seqs=config.max_num_seqs,

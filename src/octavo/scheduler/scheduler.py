@@ -10,7 +10,6 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from octavo.core.clock import Clock
 from octavo.core.records import (
     FinishReason,
     Request,
@@ -51,13 +50,12 @@ class Scheduler:
     plan is never empty.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: KVCacheManager, clock: Clock) -> None:
+    def __init__(self, config: SchedulerConfig, cache: KVCacheManager) -> None:
         assert min(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len) >= 1
         assert cache.num_blocks * cache.block_size >= config.max_model_len, "one sequence alone must always fit"
         self.config = config
         self.num_preemptions = 0
         self._cache = cache
-        self._clock = clock
         self._waiting: list[Sequence] = []  # by arrival, like _running
         self._running: list[Sequence] = []
         self._by_seq_id: dict[int, Sequence] = {}
@@ -78,11 +76,6 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def longest_wait(self) -> float:
-        """Seconds since the arrival of the first request that is not running; 0 if all are."""
-        return self._clock.now() - self._waiting[0].request.arrival_time if self._waiting else 0.0
 
     def add(self, request: Request) -> Sequence:
         """Queue a request that the engine has validated. Its id is unique among the unfinished ones."""
