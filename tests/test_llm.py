@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.server.fake_engine import FAIL, REFUSE, FakeEngine, text_side
@@ -36,6 +37,33 @@ def test_prompts_of_all_kinds_are_continued_in_their_order(llm: LLM) -> None:
     assert one.outputs[0].finish_reason is FinishReason.LENGTH
     assert llm.generate([97, 98], params)[0].prompt is None
     assert llm.generate([], params) == []
+
+
+def test_threads_share_the_engine(llm: LLM) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        prompts = [chr(97 + i % 26) * (1 + i % 5) for i in range(64)]
+        results = list(threads.map(lambda p: llm.generate(p, SamplingParams(max_tokens=30)), prompts))
+    assert [r[0].outputs[0].text for r in results] == [p[0] * 30 for p in prompts]
+
+
+def test_an_engine_that_failed_within_a_step_is_not_used_again(
+    llm: LLM, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> list[RequestOutput]:
+        raise RuntimeError("a step went wrong")
+
+    monkeypatch.setattr(engine, "step", fail)
+    with pytest.raises(RuntimeError, match="went wrong"):
+        llm.generate("ab")
+    with pytest.raises(EngineDeadError, match="closed"):
+        llm.generate("ab")
+
+
+def test_messages_and_parameters_of_wrong_types_are_refused_by_name(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="messages is text"):
+        llm.chat("hi")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="must be SamplingParams"):
+        llm.generate("ab", {"temperature": 0})  # type: ignore[arg-type]
 
 
 def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:

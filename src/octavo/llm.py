@@ -63,8 +63,9 @@ class PromptResult:
 
 
 class LLM:
-    """A loaded model. Options are the fields of EngineConfig; no model means the built-in one. Not thread-safe.
+    """A loaded model. Options are the fields of EngineConfig; no model means the built-in one.
 
+    Threads may call it at the same time: their requests run in one batch, and whoever waits moves all of them on.
     Raises ConfigError, ModelFileError. Close it, or use it in a `with`, to give the memory back.
     """
 
@@ -89,6 +90,7 @@ class LLM:
         self._frontend = frontend
         self._clock = clock
         self._closed = False
+        self._lock = threading.Lock()  # held for each step and each change of the engine's requests
         self._ids = itertools.count()
         self._inboxes: dict[str, deque[RequestOutput]] = {}  # request id -> where its outputs wait to be yielded
 
@@ -115,6 +117,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PromptResult]:
         """Answer one or many conversations, each a list of {"role", "content"}. Raises InvalidRequestError."""
+        if isinstance(messages, str):
+            raise InvalidRequestError('messages is text; it must be a list of {"role", "content"}', param="messages")
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         texts: list[str | None] = []
         token_ids = []
@@ -137,6 +141,10 @@ class LLM:
         return self._stream(self._frontend.encode(text, add_special_tokens=False, param="messages"), sampling_params)
 
     def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         self._closed = True
         self._engine.close()
 
@@ -209,21 +217,19 @@ class LLM:
 
         Several may be open at once: each step's outputs go to the inbox of the run that they belong to.
         """
-        if self._closed:
-            raise EngineDeadError("this LLM is closed: make a new one")
         inbox: deque[RequestOutput] = deque()
         live: set[str] = set()
         try:
             for request in requests:
-                with _interrupts_wait():
+                with self._exclusive():
                     self._engine.submit(request)
                     live.add(request.request_id)
                     self._inboxes[request.request_id] = inbox
             while live:
                 while not inbox:
-                    with _interrupts_wait():
-                        for output in self._engine.step():
-                            self._inboxes[output.request_id].append(output)
+                    with self._exclusive():
+                        if not inbox:  # another thread's step may have filled it
+                            self._step()
                 output = inbox.popleft()
                 if output.finish_reason is not None:
                     live.discard(output.request_id)
@@ -232,10 +238,28 @@ class LLM:
                     raise EngineDeadError(output.error or "the engine failed on this request")
                 yield output
         finally:
-            for request_id in live:
-                del self._inboxes[request_id]
-                if all(output.request_id != request_id or output.finish_reason is None for output in inbox):
-                    self._engine.abort(request_id)
+            with self._lock:
+                for request_id in live:
+                    del self._inboxes[request_id]
+                    ended = any(output.request_id == request_id and output.finish_reason for output in inbox)
+                    if not ended and not self._closed:
+                        self._engine.abort(request_id)
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except Exception:
+            self._close()  # half a step is done: what the cache holds is not known any more
+            raise
+        for output in outputs:
+            self._inboxes[output.request_id].append(output)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with self._lock, _interrupts_wait():
+            if self._closed:
+                raise EngineDeadError("this LLM is closed: make a new one")
+            yield
 
 
 @contextmanager
@@ -280,6 +304,10 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise InvalidRequestError(
+            "sampling_params must be SamplingParams, or one for each prompt", param="sampling_params"
+        )
     if len(params) != count:
         raise InvalidRequestError(
             f"there are {count} prompts and {len(params)} sampling_params: give one, or one for each prompt",

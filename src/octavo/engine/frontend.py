@@ -203,7 +203,7 @@ class Frontend:
     def _refuse_length(self, length: str, param: str) -> None:
         raise InvalidRequestError(
             f"{param} has {length} tokens, the limit is {self._prompt_limit:,} (a model length of "
-            f"{self.info.max_model_len:,} leaves room for one token of output): shorten it, or start the server with a "
+            f"{self.info.max_model_len:,} leaves room for one token of output): shorten it, or start with a "
             "larger --max-model-len or a larger KV cache",
             param=param,
             code="context_length_exceeded",

@@ -31,13 +31,14 @@ class EngineCollector:
 
     def collect(self) -> Iterator[Metric]:
         s = self._client.stats
+        live = self._client.is_alive  # a dead engine runs and holds nothing; its totals stay
         gauges = (
-            ("num_requests_running", "Requests in the running batch.", s.num_requests_running),
-            ("num_requests_waiting", "Requests waiting for their first or next turn.", s.num_requests_waiting),
+            ("num_requests_running", "Requests in the running batch.", s.num_requests_running * live),
+            ("num_requests_waiting", "Requests waiting for their first or next turn.", s.num_requests_waiting * live),
             (
                 "kv_cache_usage_perc",
                 "Share of KV blocks held by live requests, 0 to 1; idle cached blocks do not count.",
-                s.num_blocks_in_use / max(s.num_blocks, 1),
+                s.num_blocks_in_use * live / max(s.num_blocks, 1),
             ),
         )
         counters = (
