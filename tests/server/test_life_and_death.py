@@ -60,6 +60,8 @@ def test_a_killed_engine_is_told_to_every_client_at_once_and_to_health(own_serve
     assert health.json()["error"]["type"] == "server_error"
     late = httpx.post(f"{own_server.url}/v1/completions", json={"prompt": "abc"})
     assert late.status_code == 503
+    assert metric(own_server, "num_requests_running") == metric(own_server, "kv_cache_usage_perc") == 0
+    assert metric(own_server, "generation_tokens_total") > 300
     wait_until(lambda: "SIGKILL" in own_server.log)
     assert own_server.end() == 0
 
