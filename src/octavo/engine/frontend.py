@@ -1,8 +1,7 @@
 """The door: text, token ids or messages become validated `Request`s, and the engine's bytes become text again.
 
-The one place where limits are checked and defaults resolved; behind it only the engine
-checks once more that a prompt can be computed. Knows the tokenizer,
-the chat template and what the engine said of itself, but nothing of HTTP.
+The one place where limits are checked and defaults resolved; behind it only the engine checks once more that a prompt
+can be computed. Knows the tokenizer, the chat template and what the engine said of itself, but nothing of HTTP.
 """
 
 from __future__ import annotations
