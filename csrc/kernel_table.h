@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-struct PhaseSink {  // keeps std::vector out of the instruction sets' translation units
+struct PhaseSink {  // keeps the growth of a std::vector out of the instruction sets' translation units
   PhaseList *list;
   void (*add)(PhaseList *, Phase);
   void operator()(Phase phase) const { add(list, phase); }

@@ -59,7 +59,7 @@ void ThreadPool::end_threads() {
 
 void ThreadPool::grow_scratch(size_t bytes) {
   if (bytes <= scratch_bytes_) return;
-  wait_until([&] { return (door_.load() & kInside) == 0; });
+  for (Region &region : regions_) region.wait_until_empty();
   bytes = (bytes + 63) / 64 * 64;
   for (auto &s : scratch_) {
     auto *p = static_cast<std::byte *>(std::aligned_alloc(64, bytes));
@@ -69,39 +69,44 @@ void ThreadPool::grow_scratch(size_t bytes) {
   scratch_bytes_ = bytes;
 }
 
-void ThreadPool::run(const Phase *phases, int count, const void *context) {
-  wait_until([&] { return (door_.load(std::memory_order_acquire) & kInside) == 0; });
-  if (count > capacity_) {
-    progress_ = std::make_unique<Progress[]>(count);
-    capacity_ = count;
-  }
-  for (int i = 0; i < count; i++) {
-    progress_[i].phase = phases[i];
-    progress_[i].next.store(0, std::memory_order_relaxed);
-    progress_[i].done.store(0, std::memory_order_relaxed);
-  }
-  count_ = count;
-  context_ = context;
-  uint64_t generation = (generation_.load() + 1) & 0x7fffffff;
-  door_.store(generation << 33 | kOpen, std::memory_order_release);
-  generation_.store(static_cast<uint32_t>(generation), std::memory_order_release);
-  if (!threads_.empty()) generation_.notify_all();
-  take_part(0);
-  door_.fetch_and(~kOpen, std::memory_order_acq_rel);
+void ThreadPool::Region::wait_until_empty() const {
+  wait_until([this] { return (door.load(std::memory_order_acquire) & kInside) == 0; });
 }
 
-void ThreadPool::take_part(int thread) {
+void ThreadPool::run(const Phase *phases, int count, const void *context) {
+  uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
+  Region &region = regions_[generation % kRegions];
+  region.wait_until_empty();
+  if (count > region.capacity) {
+    region.progress = std::make_unique<Progress[]>(count);
+    region.capacity = count;
+  }
+  for (int i = 0; i < count; i++) {
+    region.progress[i].phase = phases[i];
+    region.progress[i].next.store(0, std::memory_order_relaxed);
+    region.progress[i].done.store(0, std::memory_order_relaxed);
+  }
+  region.count = count;
+  region.context = context;
+  region.door.store(kOpen, std::memory_order_release);
+  generation_.store(generation, std::memory_order_release);
+  if (!threads_.empty()) generation_.notify_all();
+  take_part(region, 0);
+  region.door.fetch_and(~kOpen, std::memory_order_acq_rel);
+}
+
+void ThreadPool::take_part(const Region &region, int thread) {
   void *scratch = scratch_[thread].get();
   // Some library may have switched denormals off in the caller's thread, or in the one that made the workers.
   std::fenv_t callers;
   std::fegetenv(&callers);
   std::fesetenv(FE_DFL_ENV);
-  for (int i = 0; i < count_; i++) {
-    Progress &progress = progress_[i];
+  for (int i = 0; i < region.count; i++) {
+    Progress &progress = region.progress[i];
     const Phase &phase = progress.phase;
     int chunk;
     while ((chunk = progress.next.fetch_add(1, std::memory_order_relaxed)) < phase.chunks) {
-      phase.run(phase.op, context_, chunk, scratch);
+      phase.run(phase.op, region.context, chunk, scratch);
       progress.done.fetch_add(1, std::memory_order_release);
     }
     wait_until([&] { return progress.done.load(std::memory_order_acquire) == phase.chunks; });
@@ -116,12 +121,13 @@ void ThreadPool::work(int thread) {
     generation_.wait(seen, std::memory_order_acquire);
     if (stop_) return;
     seen = generation_.load(std::memory_order_acquire);
-    uint64_t door = door_.load(std::memory_order_acquire);
+    Region &region = regions_[seen % kRegions];
+    uint64_t door = region.door.load(std::memory_order_acquire);
     bool entered = false;
-    while ((door & kOpen) && !entered) entered = door_.compare_exchange_weak(door, door + 1, std::memory_order_acq_rel);
+    while ((door & kOpen) && !entered) entered = region.door.compare_exchange_weak(door, door + 1, std::memory_order_acq_rel);
     if (!entered) continue;
-    take_part(thread);
-    door_.fetch_sub(1, std::memory_order_acq_rel);
+    take_part(region, thread);
+    region.door.fetch_sub(1, std::memory_order_acq_rel);
   }
 }
 

@@ -1,7 +1,8 @@
 // A persistent pool that runs a list of phases: parallel loops, one after the other, in one parallel region.
 //
 // Chunks of a phase are claimed dynamically, and a phase is over when its chunks are done, not when all threads have
-// arrived: a thread that lost its core to another process and holds no chunk delays nobody.
+// arrived: a thread that lost its core to another process and holds no chunk delays nobody, neither in its region nor in
+// the next few, which have places of their own.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -37,9 +38,20 @@ class ThreadPool {
     Phase phase;  // a copy: a late worker still looks at it when the caller has gone on
     std::atomic<int> next{0}, done{0};
   };
+  struct alignas(64) Region {
+    int count = 0;
+    const void *context = nullptr;
+    std::unique_ptr<Progress[]> progress;
+    int capacity = 0;
+    // A worker enters only through the open door, by compare-and-swap, so that the caller can set up the region anew once
+    // nobody is inside: [open : 1][inside : 32].
+    std::atomic<uint64_t> door{0};
+    void wait_until_empty() const;
+  };
+  static constexpr int kRegions = 4;
   void end_threads();
   void work(int thread);
-  void take_part(int thread);
+  void take_part(const Region &region, int thread);
 
   struct Free {
     void operator()(std::byte *p) const { std::free(p); }
@@ -48,15 +60,8 @@ class ThreadPool {
   size_t scratch_bytes_;
   std::vector<std::thread> threads_;
 
-  int count_ = 0;
-  const void *context_ = nullptr;
-  std::unique_ptr<Progress[]> progress_;
-  int capacity_ = 0;
-
-  // A worker enters a region only through the open door, by compare-and-swap, so that the caller can set up the next
-  // region once nobody is inside: [generation : 31][open : 1][inside : 32].
-  std::atomic<uint64_t> door_{0};
-  std::atomic<uint32_t> generation_{0};
+  Region regions_[kRegions];             // used in turn
+  std::atomic<uint32_t> generation_{0};  // of the region that was opened last, regions_[generation % kRegions]
   std::atomic<bool> stop_{false};
 };
 

@@ -6,7 +6,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.server.fake_engine import FAIL, REFUSE, FakeEngine, text_side
 
 import octavo
 from octavo.core.clock import VirtualClock
@@ -15,6 +14,7 @@ from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
 from octavo.core.records import FinishReason, RequestOutput, SamplingParams
 from octavo.engine.frontend import Frontend
 from octavo.llm import LLM, Logprob
+from tests.server.fake_engine import FAIL, REFUSE, FakeEngine, text_side
 
 
 @pytest.fixture

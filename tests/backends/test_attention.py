@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from tests.backends.harness import ISAS, MAX_TOKENS, Bench, Native, Pair, stored
 
 from octavo.backends.cpu import _native
 from octavo.core.records import KVGroup
 from octavo.graph.builder import GraphBuilder
 from octavo.graph.reference import ReferenceBatch
 from octavo.graph.schema import Attention, RopeTable
+from tests.backends.harness import ISAS, MAX_TOKENS, Bench, Native, Pair, stored
 
 pytestmark = pytest.mark.parametrize("isa", ISAS)
 TOLERANCE = {"float32": 3e-6, "float16": 2e-3, "bfloat16": 1.5e-2}

@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tests.backends.harness import ALL_TYPES, ISAS, QUANTIZED, Bench, Pair, relative_error
 
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.backend import create_executor
@@ -29,6 +28,7 @@ from octavo.graph.schema import (
     SelectRows,
 )
 from octavo.quantization.formats import WeightType
+from tests.backends.harness import ALL_TYPES, ISAS, QUANTIZED, Bench, Pair, relative_error
 
 pytestmark = pytest.mark.parametrize("isa", ISAS)
 WIDTHS = (1, 7, 16, 33, 64, 95, 160)

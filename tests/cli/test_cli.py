@@ -10,8 +10,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.server.fake_engine import FakeEngine, text_side
-from tests.server.harness import ServerProcess, fake_server
 
 from octavo.cli import options, terminal
 from octavo.cli.main import main
@@ -24,6 +22,8 @@ from octavo.core.errors import ConfigError
 from octavo.core.records import SamplingParams
 from octavo.engine.frontend import Frontend
 from octavo.llm import LLM
+from tests.server.fake_engine import FakeEngine, text_side
+from tests.server.harness import ServerProcess, fake_server
 
 MODEL = __file__  # any file: nothing here loads it
 

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 import pytest
-from tests.server.fake_engine import CRASH, FAIL, REFUSE
-from tests.server.harness import ENVIRONMENT, fake_engine_command
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import EngineDeadError, InvalidRequestError, ModelFileError
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
 from octavo.engine.client import EngineClient, OutputStream
+from tests.server.fake_engine import CRASH, FAIL, REFUSE
+from tests.server.harness import ENVIRONMENT, fake_engine_command
 
 LONG = 100_000  # tokens: never reached
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tiny_models import TinyLlama, write_tiny_llama
 
 from octavo.backends.cpu.backend import instruction_sets
 from octavo.core.config import EngineConfig
@@ -16,6 +15,7 @@ from octavo.core.records import FinishReason, Request, RequestOutput, SamplingPa
 from octavo.engine.engine import Engine, system_info
 from octavo.engine.process import EngineLike
 from octavo.llm import LLM
+from tests.tiny_models import TinyLlama, write_tiny_llama
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100, 33, 1, 2, 3, 4, 5, 6, 7]
 SPEC = TinyLlama(context_length=200)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.server.fake_engine import ByteTokenizer, FakeEngine, text_side
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
 from octavo.engine import frontend as frontend_module
 from octavo.engine.frontend import Detokenizer, Frontend, load_text_side, resolve_model
+from tests.server.fake_engine import ByteTokenizer, FakeEngine, text_side
 
 INFO = FakeEngine(EngineConfig("echo", max_model_len=100)).info
 

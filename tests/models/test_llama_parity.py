@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.backends.harness import ISAS
-from tests.models.native import NativeModel
-from tests.tiny_models import TinyLlama, write_tiny_llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from octavo.quantization.formats import WeightType, dequantize
 from octavo.weights.gguf import GGUFFile
+from tests.backends.harness import ISAS
+from tests.models.native import NativeModel
+from tests.tiny_models import TinyLlama, write_tiny_llama
 
 SPECS = {
     "plain": TinyLlama(),

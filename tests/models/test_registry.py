@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tiny_models import TinyLlama, write_tiny_llama
 
 from octavo.core.errors import ModelFileError
 from octavo.models.registry import build_model
 from octavo.weights.gguf import GGUFFile
+from tests.tiny_models import TinyLlama, write_tiny_llama
 
 HUGE = 2**31 - 1
 Shapes = dict[str, tuple[int, ...]]

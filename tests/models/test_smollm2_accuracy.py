@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.backends.harness import ISAS
-from tests.models.native import NativeModel
 from transformers import AutoModelForCausalLM
 
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.weights.builtin import INSTALL_HINT, find_builtin_model
 from octavo.weights.gguf import GGUFFile
+from tests.backends.harness import ISAS
+from tests.models.native import NativeModel
 
 ESSAY = Path(__file__).parent.parent / "data" / "essay.txt"
 POSITIONS = 2048

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+
 from tests.scheduler.simulator import Simulation
 
 NUM_SEEDS = 500

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+
 from tests.server.harness import ServerProcess, fake_server, openai_client
 
 

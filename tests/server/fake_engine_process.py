@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from tests.server.fake_engine import FakeEngine
-
 from octavo.engine.process import engine_main
+from tests.server.fake_engine import FakeEngine
 
 if __name__ == "__main__":
     step_seconds = float(sys.argv[1]) if len(sys.argv) > 2 else 0.0

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from tests.server.fake_engine import text_side
-from tests.server.harness import fake_engine_command
-
 from octavo.cli.main import exit_code
 from octavo.cli.serve import serve
 from octavo.core.config import EngineConfig
+from tests.server.fake_engine import text_side
+from tests.server.harness import fake_engine_command
 
 if __name__ == "__main__":
     port, step_seconds, model = int(sys.argv[1]), float(sys.argv[2]), (sys.argv[3:] or ["echo"])[0]

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.server.harness import ServerProcess, metric, openai_client, server, wait_until
 
 from octavo.core.records import SamplingParams
 from octavo.llm import LLM
+from tests.server.harness import ServerProcess, metric, openai_client, server, wait_until
 
 PROMPT = "The quick brown fox"
 SMALL = ("--max-model-len", "512", "--max-num-seqs", "8", "--threads", "1")

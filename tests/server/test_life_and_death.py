@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
+
 from tests.server.fake_engine import CRASH, MODEL_NAME
 from tests.server.harness import ENVIRONMENT, ROOT, ServerProcess, children_of, metric, openai_client, wait_until
 

@@ -9,6 +9,7 @@ import socket
 import httpx
 import openai
 import pytest
+
 from tests.server.fake_engine import EOS, MODEL_NAME
 from tests.server.harness import ServerProcess, metric, openai_client, wait_until
 

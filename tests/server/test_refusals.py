@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from tests.server.fake_engine import FAIL, MODEL_NAME, REFUSE
 from tests.server.harness import ServerProcess, metric
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tests.tiny_models import TinyLlama, write_tiny_llama
-
 from octavo.backends.cpu.backend import instruction_sets
 from octavo.core.config import EngineConfig
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from octavo.engine.engine import Engine
 from octavo.quantization.formats import WeightType
+from tests.tiny_models import TinyLlama, write_tiny_llama
 
 NUM_MODELS = 64
 PARTITION = 256  # tokens of a context that attention softmaxes alone (csrc/program.h)

@@ -4,10 +4,10 @@ import math
 from collections import Counter
 
 import pytest
-from tests.simulation.simulation import ENOUGH_SEEDS, SimulationError, missing_events, run_seeds
 
 from octavo.core.records import RequestOutput, TokenLogprobs
 from octavo.engine.engine import Engine
+from tests.simulation.simulation import ENOUGH_SEEDS, SimulationError, missing_events, run_seeds
 
 REPLAY = r"seed (\d+): .* python -m tests.simulation --seeds 1 --start \1$"
 

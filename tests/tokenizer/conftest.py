@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tests.tokenizer.texts import difficult_texts
 
 from octavo.weights.builtin import INSTALL_HINT, find_builtin_model
 from octavo.weights.gguf import GGUFFile
+from tests.tokenizer.texts import difficult_texts
 
 ESSAY = Path(__file__).parents[1] / "data" / "essay.txt"
 # transformers' GPT-2 and Qwen2 classes put <|endoftext|> first if a vocabulary lacks it.

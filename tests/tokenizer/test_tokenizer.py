@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import tokenizers
 import transformers
-from tests.tokenizer.conftest import CONTROL, ESSAY, USER_DEFINED
-from tests.tokenizer.texts import difficult_texts
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.gpt2.tokenization_gpt2 import GPT2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
@@ -21,6 +19,8 @@ from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 from octavo.core.errors import InvalidRequestError, ModelFileError
 from octavo.tokenizer.tokenizer import PRE_TOKENIZERS, Tokenizer
 from octavo.tokenizer.vocabulary import Vocabulary
+from tests.tokenizer.conftest import CONTROL, ESSAY, USER_DEFINED
+from tests.tokenizer.texts import difficult_texts
 
 Encode = Callable[[str], list[int]]
 Trained = tuple[list[str], list[tuple[str, str]]]
