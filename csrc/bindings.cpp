@@ -75,6 +75,12 @@ void sample_program(Program &program, TensorId logits, int rows, Vector<float> t
                     Vector<int32_t> penalty_offsets, Vector<int32_t> penalty_ids, Vector<int32_t> output_counts,
                     Vector<int32_t> mask_offsets, Vector<int32_t> mask_ids, Output<int32_t> token, Output<float> logprob,
                     Output<int32_t> rank, OutputTable<int32_t> top_ids, OutputTable<float> top_logprobs) {
+  for (size_t n :
+       {temperature.size(), top_k.size(), top_p.size(), min_p.size(), repetition_penalty.size(), presence_penalty.size(),
+        frequency_penalty.size(), seed.size(), position.size(), sample_index.size(), num_logprobs.size(), token.size(), logprob.size(),
+        rank.size(), top_ids.shape(0), top_logprobs.shape(0), penalty_offsets.size() - 1, mask_offsets.size() - 1})
+    if (rows < 0 || n < static_cast<size_t>(rows)) throw std::invalid_argument("an array has fewer entries than there are rows");
+  if (top_ids.shape(1) != top_logprobs.shape(1)) throw std::invalid_argument("top_ids and top_logprobs differ in width");
   SampleArgs a{};
   a.rows = rows;
   a.max_logprobs = static_cast<int>(top_ids.shape(1));

@@ -192,6 +192,13 @@ def test_bos_is_added_by_the_files_rule_and_never_twice(tiny_metadata: TinyMetad
     assert Tokenizer.from_gguf(tiny_metadata("gpt-2", add_bos_token=None)).encode("hi") == plain
 
 
+def test_eos_is_added_by_the_files_rule_and_never_twice(tiny_metadata: TinyMetadata) -> None:
+    plain = Tokenizer.from_gguf(tiny_metadata()).encode("hi")
+    ours = Tokenizer.from_gguf(tiny_metadata(add_eos_token=True))
+    assert ours.encode("hi") == ours.encode(f"hi{ours.eos_token}") == [*plain, ours.eos_token_id]
+    assert ours.encode("hi", add_special_tokens=False) == plain
+
+
 def test_surrogates_and_odd_text_never_crash(smollm: Tokenizer) -> None:
     assert smollm.encode("a\ud800b\udfff") == smollm.encode("a\ufffdb\ufffd")
     for text in ["\udcff" * 5, "<|im_end|>\ud83d", "".join(map(chr, range(0x300))), "\U0010ffff" * 3]:
@@ -282,6 +289,8 @@ def test_visible_bytes_follow_the_token_types() -> None:
         ({"eot_token_id": "x"}, "eot_token_id is 'x'"),
         ({"add_bos_token": 1}, "add_bos_token is 1"),
         ({"add_bos_token": True, "bos_token_id": None}, "without a bos_token_id"),
+        ({"add_eos_token": "no"}, "add_eos_token is 'no'"),
+        ({"add_eos_token": True, "eos_token_id": None}, "without a eos_token_id"),
         ({"merges": ["nosuch token"]}, "merges does not fit the vocabulary"),
         ({"merges": ["nospace"]}, "merges does not fit the vocabulary"),
         ({"merges": [["a", "b"]]}, "array of str"),

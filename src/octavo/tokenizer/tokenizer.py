@@ -70,7 +70,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 class Tokenizer(Vocabulary):
     """A vocabulary that can also encode. Encoding is thread-safe and releases the interpreter lock.
 
-    add_bos: whether a prompt begins with the BOS token, as the file or else the family says.
+    add_bos, add_eos: whether a prompt begins with the BOS token and ends with EOS, as the file or else the family says.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -82,11 +82,8 @@ class Tokenizer(Vocabulary):
                 f"the pre-tokenizer (tokenizer.ggml.pre) is {name!r}; supported are {', '.join(PRE_TOKENIZERS)}:"
                 " use a model of one of these families"
             )
-        self.add_bos = metadata.get("tokenizer.ggml.add_bos_token", pre_tokenizer.add_bos)
-        if not isinstance(self.add_bos, bool):
-            raise ModelFileError(f"tokenizer.ggml.add_bos_token is {self.add_bos!r}; it must be true or false")
-        if self.add_bos and self.bos_token_id is None:
-            raise ModelFileError("tokenizer.ggml.add_bos_token is set without a bos_token_id: convert the model again")
+        self.add_bos = _added(metadata, "bos", self.bos_token_id, pre_tokenizer.add_bos)
+        self.add_eos = _added(metadata, "eos", self.eos_token_id, False)
         self._ids: dict[str, int] = {}
         for token_id, text in enumerate(self.texts):
             self._ids.setdefault(text, token_id)
@@ -120,6 +117,8 @@ class Tokenizer(Vocabulary):
                 ids.append(next_id)
         if add_special_tokens and self.add_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self.bos_token_id)
+        if add_special_tokens and self.add_eos and self.eos_token_id is not None and ids[-1:] != [self.eos_token_id]:
+            ids.append(self.eos_token_id)
         return ids
 
     def _build_bpe(self, kind: PreTokenizer, merges: list[str]) -> tokenizers.Tokenizer:
@@ -151,6 +150,18 @@ class Tokenizer(Vocabulary):
             steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
         bpe.pre_tokenizer = pre_tokenizers.Sequence(steps)
         return bpe
+
+
+def _added(metadata: Mapping[str, Any], which: str, token_id: int | None, default: bool) -> bool:
+    """Whether `tokenizer.ggml.add_bos_token` or `..._eos_token` is set."""
+    value = metadata.get(f"tokenizer.ggml.add_{which}_token", default)
+    if not isinstance(value, bool):
+        raise ModelFileError(f"tokenizer.ggml.add_{which}_token is {value!r}; it must be true or false")
+    if value and token_id is None:
+        raise ModelFileError(
+            f"tokenizer.ggml.add_{which}_token is set without a {which}_token_id: convert the model again"
+        )
+    return value
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
