@@ -22,6 +22,7 @@ struct KernelTable {
 
 const KernelTable &kernels_portable();
 #if OCTAVO_X86
+const KernelTable &kernels_avx2();
 const KernelTable &kernels_avx512_bf16();
 #endif
 

@@ -73,6 +73,7 @@ OCTAVO_INLINE I32 load_pairs_2x8(const uint16_t *a, const uint16_t *b) {
 OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) {
   return (I32)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(quad));
 }
+OCTAVO_INLINE I32 dot_u4i8(I32 acc, I32 w, int32_t quad) { return dot_u8i8(acc, w, quad); }
 OCTAVO_INLINE I32 low_nibbles(I32 w) { return w & 0x0f0f0f0f; }
 OCTAVO_INLINE I32 high_nibbles(I32 w) { return (w >> 4) & 0x0f0f0f0f; }
 template <int J>

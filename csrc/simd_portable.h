@@ -145,6 +145,7 @@ OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) {
   for (int j = 0; j < 4; j++) acc += ((w >> (8 * j)) & 255) * set1(static_cast<int32_t>(static_cast<int8_t>(quad >> (8 * j))));
   return acc;
 }
+OCTAVO_INLINE I32 dot_u4i8(I32 acc, I32 w, int32_t quad) { return dot_u8i8(acc, w, quad); }  // bytes of w are below 16
 OCTAVO_INLINE I32 low_nibbles(I32 w) { return w & 0x0f0f0f0f; }
 OCTAVO_INLINE I32 high_nibbles(I32 w) { return (w >> 4) & 0x0f0f0f0f; }
 template <int J>

@@ -56,8 +56,12 @@ static void tile_int8(const PackedWeight &w, int panel, const std::byte *x, int6
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
           for (int p = 0; p < P; p++) {
-            acc[m][p] = dot_u8i8(acc[m][p], lo[p], word(m, first + g * 4));
-            if constexpr (T != WeightType::Q8_0) acc[m][p] = dot_u8i8(acc[m][p], hi[p], word(m, first + 16 + g * 4));
+            if constexpr (T == WeightType::Q8_0) {
+              acc[m][p] = dot_u8i8(acc[m][p], lo[p], word(m, first + g * 4));
+            } else {
+              acc[m][p] = dot_u4i8(acc[m][p], lo[p], word(m, first + g * 4));
+              acc[m][p] = dot_u4i8(acc[m][p], hi[p], word(m, first + 16 + g * 4));
+            }
           }
       }
 #pragma GCC unroll 8

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from octavo.backends.cpu.backend import instruction_sets
 from octavo.runner.sampling import (
     Array,
     SampleArrays,
@@ -29,11 +30,14 @@ from octavo.runner.sampling import (
 CSRC = Path(__file__).parents[2] / "csrc"
 TOLERANCE = 3e-6  # relative; float32 exponentials and chunk sums
 AVX512_BF16 = ["avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16", "avx2", "fma", "f16c"]
-ISA_FLAGS = {"portable": [], "avx512_bf16": [f"-m{flag}" for flag in AVX512_BF16] + ["-mprefer-vector-width=512"]}
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+ISA_FLAGS = {
+    "portable": [],
+    "avx2": AVX2,
+    "avx512_bf16": [f"-m{flag}" for flag in AVX512_BF16] + ["-mprefer-vector-width=512"],
+}
 BASE_FLAGS = "-std=c++20 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math"
-RUNNABLE = ["portable"]
-if "avx512_bf16" in Path("/proc/cpuinfo").read_text():
-    RUNNABLE.append("avx512_bf16")
+RUNNABLE = instruction_sets()
 
 WRAPPER = """
 #define OCTAVO_ISA {isa}
