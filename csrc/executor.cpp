@@ -37,8 +37,6 @@ int64_t row_bytes(Storage storage, int64_t width) {
   throw std::invalid_argument("unknown storage");
 }
 
-int64_t PackedWeight::code_bytes(WeightType type) { return type == WeightType::Q8_0 ? 512 : 256; }
-
 int64_t PackedWeight::panel_bytes(WeightType type, int64_t k) {
   int64_t blocks = k / kBlock, scales = blocks * kPanel * 2;
   switch (type) {

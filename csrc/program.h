@@ -60,7 +60,10 @@ struct PackedWeight {
   const std::byte *panel(int i) const { return data + i * panel_bytes(type, k); }
   const float *vector() const { return reinterpret_cast<const float *>(data); }
   static int64_t panel_bytes(WeightType type, int64_t k);
-  static int64_t code_bytes(WeightType type);  // of one block of 32 inputs in a panel
+  // Of one block of 32 inputs in a panel.
+  static constexpr int64_t code_bytes(WeightType type) { return type == WeightType::Q8_0 ? 512 : 256; }
+  // The unsigned code that stands for 0; Q4_1 has a minimum instead.
+  static constexpr int zero_point(WeightType type) { return type == WeightType::Q8_0 ? 128 : type == WeightType::Q4_0 ? 8 : 0; }
 };
 
 // Anonymous memory that costs nothing until it is touched, on huge pages where the system grants them.

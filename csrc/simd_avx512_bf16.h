@@ -53,7 +53,6 @@ OCTAVO_INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256(static
 OCTAVO_INLINE F32 load_bf16(const uint16_t *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16)); }
 OCTAVO_INLINE __m256i bf16_bits(F32 x) { return std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 OCTAVO_INLINE void store_bf16(uint16_t *p, F32 x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), bf16_bits(x)); }
-OCTAVO_INLINE F32 round_bf16(F32 x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16_bits(x)), 16)); }
 OCTAVO_INLINE F32 load_f16(const uint16_t *p) { return _mm512_cvtph_ps(load_256(p)); }
 OCTAVO_INLINE void store_f16(uint16_t *p, F32 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -98,7 +98,6 @@ OCTAVO_INLINE U32 bf16_bits(F32 x) {  // nearest even, in the low half of each l
   return x == x ? rounded : ((u >> 16) | 64);
 }
 OCTAVO_INLINE void store_bf16(uint16_t *p, F32 x) { store_u16(p, bf16_bits(x)); }
-OCTAVO_INLINE F32 round_bf16(F32 x) { return std::bit_cast<F32>(bf16_bits(x) << 16); }
 OCTAVO_INLINE F32 f16_to_f32(I32 h) {
   F32 magnitude = bits_to_f32((h & 0x7fff) << 13) * set1(0x1p112f);
   I32 special = (h & 0x7c00) == 0x7c00;

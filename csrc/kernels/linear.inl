@@ -12,8 +12,8 @@ inline constexpr int kRowBlock = 128;  // rows a chunk takes at most: their acti
 // enters as the start of the integer sum, exactly.
 template <WeightType T, int Planes, int M, int P>
 static void tile_int8(const PackedWeight &w, int panel, const std::byte *x, int64_t stride, float *out) {
-  constexpr int64_t code_bytes = T == WeightType::Q8_0 ? 512 : 256;
-  constexpr int zero_point = T == WeightType::Q8_0 ? 128 : T == WeightType::Q4_0 ? 8 : 0;
+  constexpr int64_t code_bytes = PackedWeight::code_bytes(T);
+  constexpr int zero_point = PackedWeight::zero_point(T);
   const int blocks = w.k / kBlock;
   const std::byte *codes[P], *scales[P];
   for (int p = 0; p < P; p++) {
@@ -121,14 +121,12 @@ OCTAVO_INLINE void expand_panel(const PackedWeight &w, int panel, Visit visit) {
       visit(k, k % 2 ? bf16_high(pair) : bf16_low(pair));
     }
   } else {
-    constexpr int64_t code_bytes = T == WeightType::Q8_0 ? 512 : 256;
+    constexpr int64_t code_bytes = PackedWeight::code_bytes(T);
     const int blocks = w.k / kBlock;
     auto *scales = reinterpret_cast<const uint16_t *>(data + blocks * code_bytes);
     for (int b = 0; b < blocks; b++) {
-      F32 d = load_f16(scales + b * kPanel), minimum = zero(), offset = zero();
+      F32 d = load_f16(scales + b * kPanel), minimum = zero(), offset = set1(static_cast<float>(PackedWeight::zero_point(T)));
       if constexpr (T == WeightType::Q4_1) minimum = load_f16(scales + (blocks + b) * kPanel);
-      if constexpr (T == WeightType::Q4_0) offset = set1(8.0f);
-      if constexpr (T == WeightType::Q8_0) offset = set1(128.0f);
       for (int g = 0; g < 8; g++) {
         I32 v = load_words(data + b * code_bytes + (T == WeightType::Q8_0 ? g : g % 4) * 64);
         if constexpr (T != WeightType::Q8_0) v = g < 4 ? low_nibbles(v) : high_nibbles(v);
@@ -159,7 +157,7 @@ static void tile_float(const PackedWeight &w, int panel, const std::byte *x, int
 using TileFunction = void (*)(const PackedWeight &, int panel, const std::byte *x, int64_t stride, float *out);
 
 template <int M, int P>
-static TileFunction tile_function(WeightType type, Storage storage) {
+static constexpr TileFunction tile_function(WeightType type, Storage storage) {
   using enum WeightType;
   bool twice = storage == Storage::INT8_TWICE;
   if (twice || storage == Storage::INT8_BLOCKS) {
@@ -182,59 +180,87 @@ static TileFunction tile_function(WeightType type, Storage storage) {
   return nullptr;
 }
 
-// The tile functions for 1 .. kRowTile rows of one weight and one activation storage.
+// The tile functions for 1 .. kRowTile rows of one weight and one activation storage. The tables are constants: one made
+// at load would run this instruction set's code on processors that lack it.
 struct Tiles {
-  TileFunction of[kRowTile + 1][kTilePanels + 1];
-  Tiles(WeightType type, Storage storage) { fill<kRowTile>(type, storage); }
+  TileFunction of[kRowTile + 1][kTilePanels + 1] = {};
+  constexpr Tiles(WeightType type, Storage storage) { fill<kRowTile>(type, storage); }
 
  private:
   template <int M>
-  void fill(WeightType type, Storage storage) {
+  constexpr void fill(WeightType type, Storage storage) {
     of[M][1] = tile_function<M, 1>(type, storage);
     of[M][2] = tile_function<M, 2>(type, storage);
     if constexpr (M > 1) fill<M - 1>(type, storage);
   }
 };
 
+template <WeightType T>
+static const Tiles &tiles_of(Storage storage) {
+  static constexpr Tiles tiles[] = {{T, Storage::FLOAT32}, {T, Storage::BFLOAT16}, {T, Storage::INT8_BLOCKS}, {T, Storage::INT8_TWICE}};
+  return tiles[static_cast<int>(storage)];
+}
+
+static const Tiles &tiles_for(WeightType type, Storage storage) {
+  using enum WeightType;
+  switch (type) {
+    case F32: break;
+    case F16: return tiles_of<F16>(storage);
+    case BF16: return tiles_of<BF16>(storage);
+    case Q4_0: return tiles_of<Q4_0>(storage);
+    case Q4_1: return tiles_of<Q4_1>(storage);
+    case Q8_0: return tiles_of<Q8_0>(storage);
+  }
+  return tiles_of<F32>(storage);
+}
+
+// What one chunk computes: panels [begin, end) of a weight for rows [first, last).
+struct Piece {
+  int begin, end, first, last;
+};
+
 // How a linear operation is cut: chunk = (group of panels, block of rows), rows fastest, so that the rows of a group
 // find its weights in a cache.
 struct Cut {
   int group;  // panels
-  int row_blocks;
-  Cut(int panels, int rows, int threads) {
+  int rows, row_blocks;
+  Cut(int panels, int num_rows, int threads) : rows(num_rows), row_blocks((num_rows + kRowBlock - 1) / kRowBlock) {
     int fair = panels / (threads * 16) / kTilePanels * kTilePanels;
     group = fair < kTilePanels ? kTilePanels : fair > 16 ? 16 : fair;
-    row_blocks = (rows + kRowBlock - 1) / kRowBlock;
   }
   int groups(int panels) const { return (panels + group - 1) / group; }
+  // The piece of a weight of `panels` panels that is its group `index`, in the row block of `chunk`.
+  Piece piece(int chunk, int index, int panels) const {
+    int begin = index * group, first = chunk % row_blocks * kRowBlock;
+    return {begin, begin + group < panels ? begin + group : panels, first, first + kRowBlock < rows ? first + kRowBlock : rows};
+  }
 };
 
-// Calls tile_done(row, m, panel, columns-of-the-tile) for the tiles of rows [first, last) and panels [begin, end).
+// Calls run(row, rows of the tile, panel, panels of the tile) for each tile of a piece.
 template <class Run>
-OCTAVO_INLINE void for_tiles(int first, int last, int begin, int end, Run run) {
-  for (int panel = begin; panel < end; panel += kTilePanels) {
-    int p = end - panel < kTilePanels ? end - panel : kTilePanels;
-    for (int row = first; row < last; row += kRowTile) run(row, last - row < kRowTile ? last - row : kRowTile, panel, p);
+OCTAVO_INLINE void for_tiles(Piece piece, Run run) {
+  for (int panel = piece.begin; panel < piece.end; panel += kTilePanels) {
+    int p = piece.end - panel < kTilePanels ? piece.end - panel : kTilePanels;
+    for (int row = piece.first; row < piece.last; row += kRowTile)
+      run(row, piece.last - row < kRowTile ? piece.last - row : kRowTile, panel, p);
   }
 }
 
 static void linear_chunk(const void *o, const void *s, int chunk, void *) {
   const auto &op = *static_cast<const Linear *>(o);
   const auto &step = *static_cast<const Step *>(s);
-  int rows = step.rows(op.x), total = 0;
+  int total = 0;
   for (WeightId id : op.weights) total += step.weights[id].panels();
-  Cut cut(total, rows, step.threads);
-  int group = chunk / cut.row_blocks, first = chunk % cut.row_blocks * kRowBlock;
-  int last = rows < first + kRowBlock ? rows : first + kRowBlock;
+  Cut cut(total, step.rows(op.x), step.threads);
+  int group = chunk / cut.row_blocks;
   size_t part = 0;
   while (group >= cut.groups(step.weights[op.weights[part]].panels())) group -= cut.groups(step.weights[op.weights[part++]].panels());
 
   const PackedWeight &w = step.weights[op.weights[part]];
   const float *bias = op.biases[part] == kNone ? nullptr : step.weights[op.biases[part]].vector();
   TensorView x = step.view(op.x), to = step.view(op.outputs[part]);
-  Tiles tiles(w.type, x.storage);
-  int begin = group * cut.group, end = begin + cut.group < w.panels() ? begin + cut.group : w.panels();
-  for_tiles(first, last, begin, end, [&](int row, int m, int panel, int p) {
+  const Tiles &tiles = tiles_for(w.type, x.storage);
+  for_tiles(cut.piece(chunk, group, w.panels()), [&](int row, int m, int panel, int p) {
     alignas(64) float out[kRowTile * kTileColumns];
     tiles.of[m][p](w, panel, x.row(row), x.stride, out);
     int column = panel * kPanel, n = w.n - column < p * kPanel ? w.n - column : p * kPanel;
@@ -258,14 +284,10 @@ static void gated_linear_chunk(const void *o, const void *s, int chunk, void *) 
   const auto &op = *static_cast<const GatedLinear *>(o);
   const auto &step = *static_cast<const Step *>(s);
   const PackedWeight &gate = step.weights[op.gate], &up = step.weights[op.up];
-  int rows = step.rows(op.x);
-  Cut cut(gate.panels(), rows, step.threads);
-  int begin = chunk / cut.row_blocks * cut.group, first = chunk % cut.row_blocks * kRowBlock;
-  int end = begin + cut.group < gate.panels() ? begin + cut.group : gate.panels();
-  int last = rows < first + kRowBlock ? rows : first + kRowBlock;
+  Cut cut(gate.panels(), step.rows(op.x), step.threads);
   TensorView x = step.view(op.x), to = step.view(op.outputs[0]);
-  Tiles tiles(gate.type, x.storage);
-  for_tiles(first, last, begin, end, [&](int row, int m, int panel, int p) {
+  const Tiles &tiles = tiles_for(gate.type, x.storage);
+  for_tiles(cut.piece(chunk, chunk / cut.row_blocks, gate.panels()), [&](int row, int m, int panel, int p) {
     alignas(64) float g[kRowTile * kTileColumns], u[kRowTile * kTileColumns];
     tiles.of[m][p](gate, panel, x.row(row), x.stride, g);
     tiles.of[m][p](up, panel, x.row(row), x.stride, u);

@@ -54,13 +54,14 @@ static void decode_row(const PackedWeight &w, int row, float *out) {
     float scale = half_to_float(half(scales, b * kPanel + r));
     float minimum = w.type == WeightType::Q4_1 ? half_to_float(half(minima, b * kPanel + r)) : 0.0f;
     for (int i = 0; i < kBlock; i++) {
-      float *to = out + b * kBlock + i;
+      int code;
       if (w.type == WeightType::Q8_0) {
-        *to = scale * static_cast<float>(codes[(i / 4) * 64 + r * 4 + i % 4] - 128);
+        code = codes[(i / 4) * 64 + r * 4 + i % 4];
       } else {
-        int byte = codes[(i % 16 / 4) * 64 + r * 4 + i % 4], code = i < 16 ? byte & 15 : byte >> 4;
-        *to = w.type == WeightType::Q4_0 ? scale * static_cast<float>(code - 8) : scale * static_cast<float>(code) + minimum;
+        int byte = codes[(i % 16 / 4) * 64 + r * 4 + i % 4];
+        code = i < 16 ? byte & 15 : byte >> 4;
       }
+      out[b * kBlock + i] = scale * static_cast<float>(code - PackedWeight::zero_point(w.type)) + minimum;
     }
   }
 }
