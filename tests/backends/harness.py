@@ -14,7 +14,8 @@ from octavo.core.records import KVGroup
 from octavo.graph.builder import Graph, GraphBuilder
 from octavo.graph.reference import Reference, ReferenceBatch
 from octavo.graph.schema import Embed, Tensor, Weight
-from octavo.quantization.formats import WeightType, dequantize
+from octavo.quantization.formats import WeightType
+from octavo.weights.checkpoint import StoredTensor
 
 ISAS = instruction_sets()
 QUANTIZED = (WeightType.Q4_0, WeightType.Q4_1, WeightType.Q8_0)
@@ -23,20 +24,10 @@ MAX_TOKENS, MAX_SEQUENCES = 64, 64
 NO_KV = (KVGroup("full", 1, 1, 32),)
 
 
-@dataclass(frozen=True)
-class Stored:
-    shape: tuple[int, ...]
-    type: WeightType
-    data: NDArray[np.uint8]
-
-    @property
-    def values(self) -> NDArray[np.float64]:
-        return dequantize(self.data, self.type, self.shape).astype(np.float64)
-
-
-def stored(values: NDArray[np.float64], kind: WeightType = WeightType.F32) -> Stored:
+def stored(values: NDArray[np.float64], kind: WeightType = WeightType.F32) -> StoredTensor:
     raw = quantize(values.astype(np.float32), gguf.GGMLQuantizationType(int(kind)))
-    return Stored(values.shape, kind, np.ascontiguousarray(raw).view(np.uint8).reshape(-1))
+    data = np.ascontiguousarray(raw).view(np.uint8).reshape(-1)
+    return StoredTensor(values.shape, kind, lambda: data)
 
 
 @dataclass
@@ -44,7 +35,7 @@ class Bench:
     """A graph under construction with its weights; `inputs` become rows by an embedding of token ids 0, 1, 2 ..."""
 
     g: GraphBuilder = field(default_factory=GraphBuilder)
-    tensors: dict[str, Stored] = field(default_factory=dict)
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
 
     def weight(self, name: str, values: NDArray[np.float64], kind: WeightType = WeightType.F32) -> Weight:
         self.tensors[name] = stored(values, kind)
@@ -60,7 +51,7 @@ class Bench:
 @dataclass
 class Pair:
     graph: Graph
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
 
     def native(
         self,
@@ -84,7 +75,7 @@ class Pair:
         return Native(model, model.allocate(num_blocks, block_size, kv_dtype))
 
     def reference(self) -> Reference:
-        return Reference(self.graph, {name: t.values for name, t in self.tensors.items()})
+        return Reference(self.graph, {name: t.values().astype(np.float64) for name, t in self.tensors.items()})
 
     def expected(self, rows: int, selected: tuple[int, ...] = ()) -> NDArray[np.float64]:
         """The output for one sequence of `rows` tokens 0, 1, 2 ..."""

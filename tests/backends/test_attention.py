@@ -154,7 +154,7 @@ def test_many_long_sequences_overflow_the_partial_slots_without_a_change_of_bits
 def test_a_row_never_feels_a_later_one_not_even_if_that_is_not_finite(isa: str, kv_dtype: str, bad: float) -> None:
     pair = attention_pair(4, 2, 32)
     for name, tensor in pair.tensors.items():
-        values = tensor.values
+        values = tensor.values()
         values[VOCAB - 1] = bad
         pair.tensors[name] = stored(values)
     tokens = np.arange(40)

@@ -67,7 +67,7 @@ def test_embed_reads_rows_of_every_weight_type(isa: str, kind: WeightType) -> No
     table = bench.weight("table", normal(37, 96), kind)
     pair = bench.build(bench.g(Embed(table)))
     got = pair.native(isa).rows(37)
-    assert np.array_equal(got, bench.tensors["table"].values.astype(np.float32))
+    assert np.array_equal(got, bench.tensors["table"].values().astype(np.float32))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -129,7 +129,7 @@ def test_linear_with_float_activations(isa: str, kind: WeightType, out_features:
         pair = bench.build(bench.g(Linear(x, (w,), (bias,))))
         native = pair.native(isa)
         for rows in ROWS:
-            magnitude = np.abs(values[:rows]) @ np.abs(bench.tensors["w"].values.T) + 1
+            magnitude = np.abs(values[:rows]) @ np.abs(bench.tensors["w"].values().T) + 1
             assert (np.abs(native.rows(rows) - pair.expected(rows)) / magnitude).max() < 5e-7
 
 
@@ -163,8 +163,8 @@ def test_linear_multiplies_exactly_what_the_activations_were_rounded_to(
             assert np.abs(rounded - values).max() < np.abs(values).max() / 127 / (500 if as_logits else 1.99)
         else:
             rounded = (torch.from_numpy(values).float().bfloat16()).double().numpy()
-        want = rounded @ bench.tensors["w"].values.T + bench.tensors["b"].values
-        scale = np.abs(rounded) @ np.abs(bench.tensors["w"].values.T) + 1
+        want = rounded @ bench.tensors["w"].values().T + bench.tensors["b"].values()
+        scale = np.abs(rounded) @ np.abs(bench.tensors["w"].values().T) + 1
         for rows in ROWS:
             got = native.rows(rows)
             assert (np.abs(got - want[:rows]) / scale[:rows]).max() < 2e-6
@@ -242,7 +242,7 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_next_step_works(isa: str) 
             native.step(bad, [len(bad)])
     with pytest.raises(ValueError, match="selected row"):
         native.step(np.zeros(2), [2], selected=(2,))
-    assert np.array_equal(native.rows(4), bench.tensors["x"].values.astype(np.float32))
+    assert np.array_equal(native.rows(4), bench.tensors["x"].values().astype(np.float32))
 
 
 def test_what_lies_in_the_place_of_its_addend_stays_float32(isa: str) -> None:

@@ -46,7 +46,7 @@ def transformers_logits(path: Path, spec: TinyLlama, tokens: list[int]) -> np.nd
     state = {}
     with GGUFFile.open(path) as file:
         for name, t in file.tensors.items():
-            values = dequantize(t.data, t.type, t.shape)
+            values = dequantize(t.load(), t.type, t.shape)
             *layer, module, kind = name.split(".")
             if module in ("attn_q", "attn_k"):  # GGUF's q and k are ordered for interleaved rotation
                 heads = spec.num_heads if module == "attn_q" else spec.num_kv_heads

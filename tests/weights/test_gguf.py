@@ -98,10 +98,10 @@ def test_reads_what_the_gguf_package_writes(path: Path, alignment: int | None) -
         assert (meta["strings"], meta["nested"]) == (["a", "", "Ġb"], [[1, 2], [3]])
         assert list(file.tensors) == list(TENSORS)
         for name, found in file.tensors.items():
-            assert (found.name, found.type, found.shape) == (name, *TENSORS[name])
-            assert found.data.dtype == np.uint8
-            assert not found.data.flags.writeable
-            np.testing.assert_array_equal(dequantize(found.data, found.type, found.shape), expected[name])
+            assert (found.type, found.shape) == TENSORS[name]
+            assert found.load().dtype == np.uint8
+            assert not found.load().flags.writeable
+            np.testing.assert_array_equal(dequantize(found.load(), found.type, found.shape), expected[name])
 
 
 def test_version_2_has_the_same_layout(path: Path) -> None:
@@ -115,7 +115,7 @@ def test_version_2_has_the_same_layout(path: Path) -> None:
 def test_data_outlives_close_and_released_pages_come_back(path: Path) -> None:
     write_model(path)
     file = GGUFFile.open(path)
-    data = file.tensors["embed"].data
+    data = file.tensors["embed"].load()
     before = data.copy()
     file.release_pages()
     np.testing.assert_array_equal(data, before)
@@ -202,7 +202,7 @@ def opens_or_is_refused(path: Path, raw: bytes) -> bool:
     try:
         with GGUFFile.open(path) as file:
             for found in file.tensors.values():
-                dequantize(found.data, found.type, found.shape)
+                dequantize(found.load(), found.type, found.shape)
         return True
     except ModelFileError:
         return False

@@ -130,14 +130,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class KVGroup:
     """Layers of a model that keep the same tokens and so share block tables; a block of the cache belongs to one group.
 
-    kind: which tokens it keeps; "full": all of them.
+    kind: which tokens it keeps; "full": all of them; "sliding": the last `window` ones.
+    All groups of a model have their blocks in one pool, so heads are alike in all, and a block has room for as many
+    layers as the largest group has.
     """
 
     name: str
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    kind: Literal["full"] = "full"
+    kind: Literal["full", "sliding"] = "full"
+    window: int = 0  # positions that a token attends to, its own included
 
 
 class SequenceStatus(enum.Enum):

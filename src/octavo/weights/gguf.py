@@ -18,7 +18,6 @@ import mmap
 import os
 import stat
 import struct
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from octavo.core.errors import ModelFileError
 from octavo.quantization.formats import FORMATS, WeightType, row_bytes
+from octavo.weights.checkpoint import StoredTensor
 
 MetaValue: TypeAlias = "bool | int | float | str | list[MetaValue]"
 
@@ -58,21 +58,11 @@ _OTHER_TYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class GGUFTensor:
-    """`shape` is in numpy's order, slowest dimension first. `data` is a read-only view of the file, [num_bytes]."""
-
-    name: str
-    shape: tuple[int, ...]
-    type: WeightType
-    data: NDArray[np.uint8]
-
-
 class GGUFFile:
     """An open model file. Tensor data stays valid after `close()` for as long as somebody holds it."""
 
     def __init__(
-        self, path: Path, mapping: mmap.mmap, metadata: dict[str, MetaValue], tensors: dict[str, GGUFTensor]
+        self, path: Path, mapping: mmap.mmap, metadata: dict[str, MetaValue], tensors: dict[str, StoredTensor]
     ) -> None:
         self.path = path
         self.metadata = metadata
@@ -134,6 +124,11 @@ def _map_file(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
+def _stored(shape: tuple[int, ...], kind: WeightType, data: NDArray[np.uint8]) -> StoredTensor:
+    """`load` gives a read-only view of the file, [num_bytes]."""
+    return StoredTensor(shape, kind, lambda: data)
+
+
 class _Header:
     """A cursor over the header of one file."""
 
@@ -145,7 +140,7 @@ class _Header:
         self._at = 0
         self._items = 0
 
-    def read(self) -> tuple[dict[str, MetaValue], dict[str, GGUFTensor]]:
+    def read(self) -> tuple[dict[str, MetaValue], dict[str, StoredTensor]]:
         if self._mapping[:4] != b"GGUF":
             raise self._error(f"is not a GGUF file: it begins with {self._mapping[:4]!r} instead of b'GGUF'")
         self._at = 4
@@ -167,7 +162,7 @@ class _Header:
         self._check_count(num_tensors, _MIN_TENSOR_BYTES, "tensors")
         return metadata, self._tensors(num_tensors, metadata)
 
-    def _tensors(self, count: int, metadata: dict[str, MetaValue]) -> dict[str, GGUFTensor]:
+    def _tensors(self, count: int, metadata: dict[str, MetaValue]) -> dict[str, StoredTensor]:
         entries: dict[str, tuple[tuple[int, ...], WeightType, int]] = {}  # shape, type, offset in the data section
         for _ in range(count):
             name = self._name("a tensor's name")
@@ -193,7 +188,7 @@ class _Header:
             if start < end:
                 raise self._error(f"has the tensors {name!r} and {other!r} overlapping at byte {start:,}")
         return {
-            name: GGUFTensor(name, *entries[name][:2], np.frombuffer(self._mapping, np.uint8, end - start, start))
+            name: _stored(*entries[name][:2], np.frombuffer(self._mapping, np.uint8, end - start, start))
             for start, end, name in spans
         }
 

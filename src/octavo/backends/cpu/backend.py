@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,9 @@ from octavo.core.errors import ConfigError
 from octavo.graph import schema
 from octavo.graph.builder import Graph
 from octavo.graph.schema import Attention, Embed
-from octavo.quantization.formats import WeightType, dequantize
+from octavo.weights.checkpoint import StoredTensor
 
 KV_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
-
-
-class StoredTensor(Protocol):
-    """A tensor as its file has it (weights.gguf.GGUFTensor)."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def type(self) -> WeightType: ...
-    @property
-    def data(self) -> NDArray[np.uint8]: ...
 
 
 def instruction_sets() -> list[str]:
@@ -101,9 +90,11 @@ class CpuModel:
             self._weights = _native.WeightStore(self._executor, self.weight_bytes)
         for t in self._stored:
             if len(t.shape) == 1:
-                self._weights.add_vector(dequantize(t.data, t.type, t.shape))
+                self._weights.add_vector(t.values().reshape(-1))
             else:
-                self._weights.add_matrix(int(t.type), t.shape[0], t.shape[1], np.ascontiguousarray(t.data).reshape(-1))
+                self._weights.add_matrix(
+                    int(t.type), t.shape[0], t.shape[1], np.ascontiguousarray(t.load()).reshape(-1)
+                )
         self._stored = []
 
     @property
