@@ -10,6 +10,7 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from octavo.backends.cpu.backend import CpuModel, CpuProgram, create_executor, instruction_sets
+from octavo.backends.cpu.lowering import NATURAL_STORAGE
 from octavo.core.records import KVGroup
 from octavo.graph.builder import Graph, GraphBuilder
 from octavo.graph.reference import Reference, ReferenceBatch
@@ -19,7 +20,7 @@ from octavo.weights.checkpoint import StoredTensor
 
 ISAS = instruction_sets()
 QUANTIZED = (WeightType.Q4_0, WeightType.Q4_1, WeightType.Q8_0)
-ALL_TYPES = tuple(WeightType)
+ALL_TYPES = tuple(NATURAL_STORAGE)
 MAX_TOKENS, MAX_SEQUENCES = 64, 64
 NO_KV = (KVGroup("full", 1, 1, 32),)
 

@@ -5,28 +5,58 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
+import torch
 
-from octavo.quantization.formats import FORMATS, WeightType, dequantize, row_bytes
+from octavo.quantization.formats import FORMATS, GGML_TYPES, WeightType, dequantize, row_bytes
+from tests.random_blocks import random_blocks
 
 
-@pytest.mark.parametrize("kind", list(WeightType))
+@pytest.mark.parametrize("kind", GGML_TYPES)
 def test_decoded_blocks_equal_the_gguf_packages_bit_for_bit(kind: WeightType) -> None:
-    rng = np.random.default_rng(kind)
-    weights = rng.normal(size=(6, 96)).astype(np.float32)
-    packed = gguf.quantize(weights, gguf.GGMLQuantizationType(kind)).view(np.uint8)
-    ours = dequantize(packed, kind, (6, 96))
-    theirs = gguf.dequantize(packed, gguf.GGMLQuantizationType(kind))
+    packed = random_blocks(kind, (12, 768), np.random.default_rng(kind))
+    ours = dequantize(packed, kind, (12, 768))
+    theirs = gguf.dequantize(packed.reshape(12, -1), gguf.GGMLQuantizationType(kind))
     assert ours.dtype == np.float32
-    assert ours.shape == (6, 96)
+    assert ours.shape == (12, 768)
     np.testing.assert_array_equal(ours, theirs)
-    assert np.abs(ours - weights).max() < 0.5
+    assert 0.3 < ours.std() < 3, "the test's blocks are of a size that shows every code"
+    assert ours.min() < 0 < ours.max()
 
 
-@pytest.mark.parametrize("kind", list(WeightType))
+@pytest.mark.parametrize("kind", GGML_TYPES)
 def test_sizes_equal_the_gguf_packages(kind: WeightType) -> None:
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
     assert (FORMATS[kind].block_length, FORMATS[kind].block_bytes) == (block, size)
     assert row_bytes(kind, 64 * block) == 64 * size
+
+
+def test_our_own_formats_stay_clear_of_ggmls_numbers() -> None:
+    assert set(WeightType) - set(GGML_TYPES) == {t for t in WeightType if t >= 1000}
+    assert max(gguf.GGMLQuantizationType) < 1000
+    assert set(FORMATS) == set(WeightType)
+
+
+def test_fp8_equals_torch_for_all_256_numbers() -> None:
+    raw = np.arange(256, dtype=np.uint8)
+    theirs = torch.from_numpy(raw).view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(dequantize(raw, WeightType.FP8_E4M3, (256,)), theirs)
+    block = np.concatenate([np.array([0.375], "<f4").view(np.uint8), raw[:128]])
+    np.testing.assert_array_equal(
+        dequantize(block, WeightType.FP8_E4M3_BLOCK, (128,)), np.float32(0.375) * theirs[:128]
+    )
+
+
+def test_int8_is_the_codes_alone() -> None:
+    codes = np.arange(-128, -64, dtype=np.int8)
+    np.testing.assert_array_equal(dequantize(codes.view(np.uint8), WeightType.INT8, (2, 32)), codes.reshape(2, 32))
+
+
+def test_u4_and_u8_subtract_their_zero_first() -> None:
+    head = np.concatenate([np.array([0.25], "<f2").view(np.uint8), np.array([9, 77], np.uint8)])
+    values = dequantize(np.concatenate([head, np.full(16, 0x3F, np.uint8)]), WeightType.U4, (32,))
+    assert values.tolist() == [0.25 * (15 - 9)] * 16 + [0.25 * (3 - 9)] * 16
+    values = dequantize(np.concatenate([head, np.arange(32, dtype=np.uint8)]), WeightType.U8, (32,))
+    assert values.tolist() == [0.25 * (q - 9) for q in range(32)]
 
 
 def test_q4_1_nibbles_low_half_first() -> None:

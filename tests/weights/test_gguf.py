@@ -157,7 +157,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "key not utf-8": (header(0, 1) + key(b"\xff\xff", 4, ONE), "not UTF-8"),
     "neither true nor false": (header(0, 1) + key("k", 7, b"\x02"), "truth value"),
     "neither true nor false in array": (header(0, 1) + key("k", 9, struct.pack("<IQ", 7, 1) + b"\x02"), "truth value"),
-    "tensor type": (header(1, 0) + tensor("w", [256], kind=12) + bytes(500), "'w' of type Q4_K (12).*Q4_0"),
+    "tensor type": (header(1, 0) + tensor("w", [256], kind=21) + bytes(500), "'w' of type IQ3_S (21).*Q4_0"),
     "unknown tensor type": (header(1, 0) + tensor("w", [256], kind=99) + bytes(500), "unknown (99)"),
     "tensor twice": (header(2, 0) + tensor("w", [8]) * 2 + bytes(500), "tensor 'w' twice"),
     "no dimensions": (header(1, 0) + tensor("w", []) + bytes(500), "0 dimensions"),

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.errors import ModelFileError
-from octavo.quantization.formats import FORMATS, WeightType, row_bytes
+from octavo.quantization.formats import FORMATS, GGML_TYPES, WeightType, row_bytes
 from octavo.weights.checkpoint import StoredTensor
 
 MetaValue: TypeAlias = "bool | int | float | str | list[MetaValue]"
@@ -52,9 +52,8 @@ _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
 # Only for messages: what a file has that octavo cannot read yet.
 _OTHER_TYPES = {
-    6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
-    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8",
+    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 
 
@@ -199,13 +198,12 @@ class _Header:
         dims = [self._u64(f"the dimensions of {name!r}") for _ in range(num_dims)]
         number = self._u32(f"the type of {name!r}")
         offset = self._u64(f"the offset of {name!r}")
-        try:
-            kind = WeightType(number)
-        except ValueError:
+        if number not in GGML_TYPES:
             raise self._error(
                 f"has the tensor {name!r} of type {_OTHER_TYPES.get(number, 'unknown')} ({number}); the supported types"
-                f" are {', '.join(t.name for t in WeightType)}: quantize the model to one of these"
-            ) from None
+                f" are {', '.join(t.name for t in GGML_TYPES)}: quantize the model to one of these"
+            )
+        kind = WeightType(number)
         if min(dims) < 1 or max(dims) > self._size * FORMATS[kind].block_length:
             raise self._error(f"has the tensor {name!r} with impossible dimensions {dims}")
         if dims[0] % FORMATS[kind].block_length:
