@@ -160,7 +160,8 @@ class Reference:
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     mean: Array = np.mean(x * x, axis=-1, keepdims=True)
-    return x / np.sqrt(mean + eps) * weight
+    normed: Array = x / np.sqrt(mean + eps) * weight
+    return normed
 
 
 def softmax(x: Array) -> Array:

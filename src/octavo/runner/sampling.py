@@ -97,7 +97,8 @@ def uniform(seed: int, position: int, sample_index: int) -> float:
 
 def clean(logits: Array) -> Array:
     """float32, without NaN and +inf."""
-    return np.minimum(np.where(np.isnan(logits), np.float32(-np.inf), logits), _LARGEST)
+    finite: Array = np.minimum(np.where(np.isnan(logits), np.float32(-np.inf), logits), _LARGEST)
+    return finite
 
 
 def log_softmax(logits: Array) -> Array:
