@@ -157,7 +157,8 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "key not utf-8": (header(0, 1) + key(b"\xff\xff", 4, ONE), "not UTF-8"),
     "neither true nor false": (header(0, 1) + key("k", 7, b"\x02"), "truth value"),
     "neither true nor false in array": (header(0, 1) + key("k", 9, struct.pack("<IQ", 7, 1) + b"\x02"), "truth value"),
-    "tensor type": (header(1, 0) + tensor("w", [256], kind=21) + bytes(500), "'w' of type IQ3_S (21).*Q4_0"),
+    "tensor type": (header(1, 0) + tensor("w", [256], kind=15) + bytes(500), "'w' of type Q8_K (15).*Q4_0"),
+    "type of our own": (header(1, 0) + tensor("w", [256], kind=1000) + bytes(500), "unknown (1000)"),
     "unknown tensor type": (header(1, 0) + tensor("w", [256], kind=99) + bytes(500), "unknown (99)"),
     "tensor twice": (header(2, 0) + tensor("w", [8]) * 2 + bytes(500), "tensor 'w' twice"),
     "no dimensions": (header(1, 0) + tensor("w", []) + bytes(500), "0 dimensions"),
@@ -266,3 +267,67 @@ def test_vocabulary_sized_arrays_are_read_quickly(path: Path) -> None:
     assert len(tokens) == 150_000
     assert tokens[-1] == "token149999"
     assert best < 0.5  # 0.06 s on an idle machine; the margin is for a busy one
+
+
+def write_split(folder: Path, *, count: int = 3, **changes: object) -> list[Path]:
+    """Parts of two tensors each. `changes`: metadata of the second part that is not as it should be."""
+    paths = []
+    for i in range(count):
+        paths.append(folder / f"m-{i + 1:05}-of-{count:05}.gguf")
+        keys: dict[str, int] = {"split.no": i, "split.count": count, "split.tensors.count": 2 * count}
+        names = [f"t{2 * i}", f"t{2 * i + 1}"]
+        if i == 1:
+            names[0] = str(changes.pop("name", names[0]))
+            keys |= changes  # type: ignore[arg-type]
+        raw = header(2, len(keys))
+        raw += b"".join(key(name, 2, struct.pack("<H", value)) for name, value in keys.items())
+        raw += tensor(names[0], [8]) + tensor(names[1], [8], offset=32)
+        data = np.full(16, i, "<f4")
+        paths[-1].write_bytes(raw + bytes(-len(raw) % 32) + data.tobytes())
+    return paths
+
+
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_all_parts_of_a_split_model_are_opened_whichever_is_named(tmp_path: Path, given: int) -> None:
+    with GGUFFile.open(write_split(tmp_path)[given]) as file:
+        assert list(file.shapes) == [f"t{i}" for i in range(6)]
+        assert file.config["split.no"] == 0
+        assert [file.tensor(f"t{i}").values()[0] for i in range(6)] == [0, 0, 1, 1, 2, 2]
+        file.release_pages()
+
+
+def test_a_missing_part_of_a_split_model_is_named(tmp_path: Path) -> None:
+    first, second, _ = write_split(tmp_path)
+    second.unlink()
+    with pytest.raises(ModelFileError, match=r"one of 3 parts of a model, and .*m-00002-of-00003.gguf is missing"):
+        GGUFFile.open(first)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"split.no": 2}, "m-00002-of-00003.gguf has split.no 2 and split.count 3 instead of 1 and 3"),
+        ({"split.count": 4}, "split.no 1 and split.count 4 instead of 1 and 3"),
+        ({"name": "t1"}, "m-00002-of-00003.gguf has the tensor 't1', as another part"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        GGUFFile.open(write_split(tmp_path, **changes)[0])
+
+
+def test_a_split_model_with_other_names_or_another_number_of_tensors_is_refused(tmp_path: Path) -> None:
+    first = write_split(tmp_path)[0]
+    renamed = first.rename(tmp_path / "renamed.gguf")
+    with pytest.raises(ModelFileError, match=r"name the files NAME-00001-of-00003.gguf"):
+        GGUFFile.open(renamed)
+    raw = renamed.read_bytes()
+    at = raw.index(b"split.tensors.count") + len(b"split.tensors.count") + 4
+    first.write_bytes(raw[:at] + struct.pack("<H", 7) + raw[at + 2 :])
+    with pytest.raises(ModelFileError, match="have 6 tensors instead of 7"):
+        GGUFFile.open(first)
+    first.write_bytes(raw.replace(b"split.count\x02\0\0\0\x03\0", b"split.count\x02\0\0\0\0\0"))
+    with pytest.raises(ModelFileError, match=r"split.count 0"):
+        GGUFFile.open(first)

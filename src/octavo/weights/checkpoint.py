@@ -41,12 +41,14 @@ class StoredTensor:
 class Checkpoint(Protocol):
     """kind: whose names settings and tensors have. config: GGUF metadata, or config.json. shapes: of every tensor by
     name, as numbers (a matrix that is stored packed counts as the [out_features, in_features] that it stands for).
+    warnings: what a user should know of how the files were read, whole sentences.
     """
 
     path: Path
     kind: Literal["gguf", "hf"]
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
+    warnings: list[str]
 
     def tensor(self, name: str) -> StoredTensor: ...
     def release_pages(self) -> None: ...

@@ -8,20 +8,23 @@ anything is allocated, and whatever is wrong becomes a ModelFileError with the p
     key:    string | u32 type | value          string: u64 length, bytes     array: u32 type, u64 count, values
     tensor: string | u32 dims | u64 dim (fastest first) ... | u32 type | u64 offset from the data section
     padding to `general.alignment` (32 if absent) | data section
+
+A model may be split into files `NAME-00001-of-00003.gguf`: each has `split.no` (from 0), `split.count` and
+`split.tensors.count` (of all together), and the first has the model's metadata.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import mmap
 import os
-import stat
+import re
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +32,7 @@ from numpy.typing import NDArray
 from octavo.core.errors import ModelFileError
 from octavo.quantization.formats import FORMATS, GGML_TYPES, WeightType, row_bytes
 from octavo.weights.checkpoint import StoredTensor
+from octavo.weights.mapped_file import MappedFile
 
 MetaValue: TypeAlias = "bool | int | float | str | list[MetaValue]"
 
@@ -37,6 +41,8 @@ DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
 MAX_NAME_BYTES = 65_535
 MAX_ARRAY_DEPTH = 4
+MAX_PARTS = 10_000
+SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 # A vocabulary of 260,000 tokens with its merges needs about 1.3 million items and 10 MB. The limits keep a hostile
 # file, however large, from turning into gigabytes of Python objects.
 MAX_ITEMS = 1 << 22
@@ -50,7 +56,7 @@ _MIN_BYTES = {**{kind: s.size for kind, s in _SCALAR_STRUCTS.items()}, _STRING: 
 _MIN_KEY_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8
 
-# Only for messages: what a file has that octavo cannot read yet.
+# Only for messages: what a file may have that octavo cannot read.
 _OTHER_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8",
     25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
@@ -58,41 +64,59 @@ _OTHER_TYPES = {
 
 
 class GGUFFile:
-    """An open model file. Tensor data stays valid after `close()` for as long as somebody holds it."""
+    """An open model of one or several files: a `Checkpoint` whose settings are the metadata.
+
+    Tensor data stays valid after `close()` for as long as somebody holds it.
+    """
 
     def __init__(
-        self, path: Path, mapping: mmap.mmap, metadata: dict[str, MetaValue], tensors: dict[str, StoredTensor]
+        self, path: Path, files: list[MappedFile], metadata: dict[str, MetaValue], tensors: dict[str, StoredTensor]
     ) -> None:
         self.path = path
+        self.kind: Literal["gguf", "hf"] = "gguf"
         self.metadata = metadata
         self.tensors = tensors
-        self._mapping: mmap.mmap | None = mapping
+        self.config: Mapping[str, Any] = metadata
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in tensors.items()}
+        self.warnings: list[str] = []
+        self._files = files
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Map a file and read its header. Raises ModelFileError if it cannot be opened or is malformed."""
-        path = Path(path)
-        mapping = _map_file(path)
+        """Map a file, and with one part of a split model the others, and read the headers.
+
+        Raises ModelFileError if one cannot be opened or is malformed.
+        """
+        files: list[MappedFile] = []
         try:
-            header = _Header(path, mapping)
-            metadata, tensors = header.read()
+            first, *others = _open_parts(Path(path), files)
+            tensors = first.tensors
+            for part in others:
+                for name, tensor in part.tensors.items():
+                    if tensors.setdefault(name, tensor) is not tensor:
+                        raise ModelFileError(f"{part.path} has the tensor {name!r}, as another part of the model has")
+            total = first.metadata.get("split.tensors.count", len(tensors))
+            if total != len(tensors):
+                raise ModelFileError(f"{path} and its other parts have {len(tensors):,} tensors instead of {total!r}")
         except ModelFileError:
-            mapping.close()
+            for file in files:
+                file.close()
             raise
-        return cls(path, mapping, metadata, tensors)
+        return cls(Path(path), files, first.metadata, tensors)
+
+    def tensor(self, name: str) -> StoredTensor:
+        """Raises KeyError for a name that is not in `shapes`."""
+        return self.tensors[name]
 
     def release_pages(self) -> None:
         """Give the pages of the mapping back to the system; a later look at a tensor reads them from the file again."""
-        if self._mapping is not None:
-            self._mapping.madvise(mmap.MADV_DONTNEED)
+        for file in self._files:
+            file.release_pages()
 
     def close(self) -> None:
         self.tensors = {}
-        mapping, self._mapping = self._mapping, None
-        if mapping is not None:
-            # BufferError: somebody holds a tensor's data, and the mapping ends with the last such array.
-            with contextlib.suppress(BufferError):
-                mapping.close()
+        for file in self._files:
+            file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -103,24 +127,50 @@ class GGUFFile:
         self.close()
 
 
-def _map_file(path: Path) -> mmap.mmap:
-    try:
-        # O_NONBLOCK: opening a named pipe must not wait for its writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ModelFileError(f"cannot open the model file {path}: {reason}") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(f"{path} is not a regular file: give the path of a GGUF file")
-        if status.st_size == 0:
-            raise ModelFileError(f"{path} is empty: a GGUF file has at least 24 bytes")
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelFileError(f"cannot map the model file {path}: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    path: Path
+    metadata: dict[str, MetaValue]
+    tensors: dict[str, StoredTensor]
+
+
+def _open_parts(path: Path, files: list[MappedFile]) -> list[_Part]:
+    """The parts of the model in order; every opened file is appended to `files`, of a failed attempt too."""
+
+    def read(path: Path) -> _Part:
+        files.append(MappedFile(path))
+        return _Part(path, *_Header(files[-1]).read())
+
+    given = read(path)
+    count = given.metadata.get("split.count", 1)
+    if type(count) is not int or not 1 <= count <= MAX_PARTS:
+        raise ModelFileError(f"{path} has split.count {count!r}; a model has 1 to {MAX_PARTS:,} parts")
+    if count == 1:
+        return [given]
+    paths = split_paths(path)
+    if len(paths) != count:
+        wanted = f"NAME-00001-of-{count:05}.gguf"
+        raise ModelFileError(f"{path} is one of {count} parts of a model: name the files {wanted} and so on again")
+    missing = next((part for part in paths if not part.exists()), None)
+    if missing is not None:
+        raise ModelFileError(f"{path} is one of {count} parts of a model, and {missing} is missing: get this one too")
+    parts = [given if part == path else read(part) for part in paths]
+    for number, part in enumerate(parts):
+        found = (part.metadata.get("split.no"), part.metadata.get("split.count"))
+        if found != (number, count):
+            raise ModelFileError(
+                f"{part.path} has split.no {found[0]!r} and split.count {found[1]!r} instead of {number} and {count}: "
+                "it belongs to another model or place"
+            )
+    return parts
+
+
+def split_paths(path: Path) -> list[Path]:
+    """The files of a split model by the name of one of them, whether they are there or not; a plain name alone."""
+    match = SPLIT_NAME.fullmatch(path.name)
+    if match is None or not 1 <= int(match[2]) <= int(match[3]) <= MAX_PARTS:
+        return [path]
+    return [path.with_name(f"{match[1]}-{i + 1:05}-of-{match[3]}.gguf") for i in range(int(match[3]))]
 
 
 def _stored(shape: tuple[int, ...], kind: WeightType, data: NDArray[np.uint8]) -> StoredTensor:
@@ -131,10 +181,11 @@ def _stored(shape: tuple[int, ...], kind: WeightType, data: NDArray[np.uint8]) -
 class _Header:
     """A cursor over the header of one file."""
 
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
-        self._path = path
-        self._mapping = mapping
-        self._size = len(mapping)
+    def __init__(self, file: MappedFile) -> None:
+        self._file = file
+        self._path = file.path
+        self._mapping = file.mapping
+        self._size = file.size
         self._end = min(self._size, MAX_HEADER_BYTES)
         self._at = 0
         self._items = 0
@@ -186,10 +237,7 @@ class _Header:
         for (_, end, name), (start, _, other) in itertools.pairwise(sorted(spans)):
             if start < end:
                 raise self._error(f"has the tensors {name!r} and {other!r} overlapping at byte {start:,}")
-        return {
-            name: _stored(*entries[name][:2], np.frombuffer(self._mapping, np.uint8, end - start, start))
-            for start, end, name in spans
-        }
+        return {name: _stored(*entries[name][:2], self._file.view(start, end)) for start, end, name in spans}
 
     def _tensor_entry(self, name: str) -> tuple[tuple[int, ...], WeightType, int]:
         num_dims = self._u32(f"the dimensions of {name!r}")
