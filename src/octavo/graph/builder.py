@@ -59,8 +59,8 @@ class GraphBuilder:
 
     def outputs_of(self, op: Op) -> tuple[Tensor, ...]:
         outs = []
-        for rows, width in op.results():
-            outs.append(Tensor(self._num_tensors, width, rows))
+        for rows, width, *copies in op.results():
+            outs.append(Tensor(self._num_tensors, width, rows, *copies))
             self._num_tensors += 1
         self._nodes.append(Node(op, tuple(outs)))
         return tuple(outs)

@@ -4,8 +4,9 @@ Everything else follows from these declarations: the builder checks shapes with 
 operation records is generated from the fields (csrc/generate_op_records.py), and the reference and the kernels have
 one function an operation. The module stands alone (standard library only) so that the build can load it.
 
-A `Tensor` is [rows, width] where rows are the step's tokens or the selected ones among them. Values are real numbers
-here; how a backend stores them (float32, bfloat16, int8 blocks) is the backend's business.
+A `Tensor` is [rows, width] where rows are the step's tokens or the selected ones among them, or a fixed number of
+copies of each (a token's row for each of the experts it was sent to). Values are real numbers here; how a backend
+stores them (float32, bfloat16, int8 blocks) is the backend's business.
 """
 
 from __future__ import annotations
@@ -25,21 +26,32 @@ class Tensor:
     id: int
     width: int
     rows: Rows
+    copies: int = 1  # rows for each of the step's
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A named parameter of a checkpoint. shape: [out_features, in_features] for matrices, [width] for vectors."""
+    """A named parameter. shape: [out_features, in_features], [width], or [experts, out_features, in_features]."""
 
     name: str
     shape: tuple[int, ...]
 
 
 class Activation(enum.Enum):
-    SILU = 0
+    SILU = 0  # x * sigmoid(x)
+    GELU = 1  # x * Phi(x), by the error function
+    GELU_TANH = 2  # its approximation by tanh (Hendrycks and Gimpel 2016)
+    RELU = 3
 
 
-Result = tuple[Rows, int]
+class Routing(enum.Enum):
+    """From an expert router's scores to weights: which comes first, the softmax or the choice of the best."""
+
+    SOFTMAX_THEN_TOP_K = 0
+    TOP_K_THEN_SOFTMAX = 1
+
+
+Result = tuple[Rows, int] | tuple[Rows, int, int]  # rows, width, copies (1)
 
 
 def check(ok: bool, op: object, want: str) -> None:
@@ -47,11 +59,16 @@ def check(ok: bool, op: object, want: str) -> None:
         raise ValueError(f"shape: {want}: {op}")
 
 
+def check_norm(op: object, x: Tensor, weight: Weight, groups: int) -> None:
+    check(groups >= 1 and x.width % groups == 0, op, "x is whole groups")
+    check(weight.shape in ((x.width,), (x.width // groups,)), op, "weight is [width] or [width / groups]")
+
+
 @dataclass(frozen=True, slots=True)
 class Op(ABC):
     @abstractmethod
     def results(self) -> tuple[Result, ...]:
-        """(rows, width) of each output. Raises ValueError if the inputs do not fit each other."""
+        """(rows, width[, copies]) of each output. Raises ValueError if the inputs do not fit each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +82,46 @@ class Embed(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class RmsNorm(Op):
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019)."""
+class PositionEmbed(Op):
+    """Row `positions[i]` of a learned position embedding."""
 
-    x: Tensor
-    weight: Weight  # [width]
-    eps: float
+    weight: Weight  # [max_positions, width]
 
     def results(self) -> tuple[Result, ...]:
-        check(self.weight.shape == (self.x.width,), self, "weight is [width]")
+        return ((Rows.TOKENS, self.weight.shape[1]),)
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm(Op):
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019).
+
+    With `groups`, each of so many equal parts of the row (the heads) is normalized alone; they share one weight, or
+    each has its own part of it.
+    """
+
+    x: Tensor
+    weight: Weight  # [width], or [width / groups]
+    eps: float
+    groups: int = 1
+
+    def results(self) -> tuple[Result, ...]:
+        check_norm(self, self.x, self.weight, self.groups)
+        return ((self.x.rows, self.x.width),)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm(Op):
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias (Ba et al. 2016). `groups` as in RmsNorm."""
+
+    x: Tensor
+    weight: Weight  # [width], or [width / groups]
+    bias: Weight | None  # like weight
+    eps: float
+    groups: int = 1
+
+    def results(self) -> tuple[Result, ...]:
+        check_norm(self, self.x, self.weight, self.groups)
+        check(self.bias is None or self.bias.shape == self.weight.shape, self, "bias is like weight")
         return ((self.x.rows, self.x.width),)
 
 
@@ -99,6 +147,37 @@ class Add(Op):
 
     def results(self) -> tuple[Result, ...]:
         check(self.x.width == self.y.width and self.x.rows == self.y.rows, self, "x and y are alike")
+        return ((self.x.rows, self.x.width),)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Op):
+    """x * factor."""
+
+    x: Tensor
+    factor: float
+
+    def results(self) -> tuple[Result, ...]:
+        return ((self.x.rows, self.x.width),)
+
+
+@dataclass(frozen=True, slots=True)
+class Softcap(Op):
+    """cap * tanh(x / cap) (Gemma 2)."""
+
+    x: Tensor
+    cap: float
+
+    def results(self) -> tuple[Result, ...]:
+        return ((self.x.rows, self.x.width),)
+
+
+@dataclass(frozen=True, slots=True)
+class Activate(Op):
+    x: Tensor
+    activation: Activation
+
+    def results(self) -> tuple[Result, ...]:
         return ((self.x.rows, self.x.width),)
 
 
@@ -151,6 +230,7 @@ class RopeTable(Op):
     """cos and sin of position * frequencies[i], once a step: [cos(f0) .. cos(fn), sin(f0) .. sin(fn)]."""
 
     frequencies: tuple[float, ...]  # radians a position, one for each rotated pair
+    magnitude: float = 1.0  # by which all are multiplied (YaRN's attention factor)
 
     def results(self) -> tuple[Result, ...]:
         return ((Rows.TOKENS, 2 * len(self.frequencies)),)
@@ -180,6 +260,8 @@ class Attention(Op):
 
     Grouped-query: query head h reads KV head h // (num_heads // num_kv_heads). `layer` counts within the KV group.
     rope: the table by which q and k are rotated first (fused from Rope), or None.
+    window: the number of latest positions that a token attends to, its own included; 0: all.
+    softcap: scores s become softcap * tanh(s / softcap) before the softmax; 0: none.
     """
 
     q: Tensor  # [tokens, num_heads * head_dim]
@@ -193,6 +275,8 @@ class Attention(Op):
     num_kv_heads: int
     head_dim: int
     scale: float
+    window: int = 0
+    softcap: float = 0.0
 
     def results(self) -> tuple[Result, ...]:
         check(self.num_heads % self.num_kv_heads == 0, self, "num_heads is a multiple of num_kv_heads")
@@ -201,6 +285,94 @@ class Attention(Op):
         check(self.k.width == kv and self.v.width == kv, self, "k and v are [tokens, num_kv_heads * head_dim]")
         check(self.rope is None or self.rope.width <= self.head_dim, self, "no more rotated dimensions than head_dim")
         return ((Rows.TOKENS, self.q.width),)
+
+
+@dataclass(frozen=True, slots=True)
+class GateRows(Op):
+    """x * sigmoid(gate), one gate a row (Qwen2-MoE's shared expert)."""
+
+    x: Tensor
+    gate: Tensor  # [rows, 1]
+
+    def results(self) -> tuple[Result, ...]:
+        check(self.gate.width == 1 and self.gate.rows == self.x.rows, self, "gate is [rows, 1]")
+        return ((self.x.rows, self.x.width),)
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Op):
+    """Choose the `top_k` best experts of each token by its scores, ties by lower id, and weigh them.
+
+    A token's row of the result: the ids, best first; the weights; and, filled by the backend, where its copies lie
+    among the rows of `Dispatch`, which are ordered by expert and, within one, by token.
+    renormalize: the weights of a token are divided by their sum; then all are multiplied by `scale`.
+    """
+
+    scores: Tensor  # [tokens, num_experts]
+    top_k: int
+    routing: Routing
+    renormalize: bool
+    scale: float
+
+    def results(self) -> tuple[Result, ...]:
+        check(1 <= self.top_k <= self.scores.width, self, "top_k is at most the number of experts")
+        check(self.scores.rows is Rows.TOKENS, self, "scores has one row a token")
+        return ((Rows.TOKENS, 3 * self.top_k),)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch(Op):
+    """A copy of each token's row for each expert it goes to, ordered by expert: [tokens * top_k, width]."""
+
+    x: Tensor
+    routes: Tensor
+
+    def results(self) -> tuple[Result, ...]:
+        check(self.x.rows is Rows.TOKENS and self.routes.width % 3 == 0, self, "x has one row a token")
+        return ((Rows.TOKENS, self.x.width, self.routes.width // 3),)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLinear(Op):
+    """x @ weight[e].T for the rows of each expert e."""
+
+    x: Tensor  # of Dispatch
+    routes: Tensor
+    weight: Weight  # [experts, out_features, in_features]
+
+    def results(self) -> tuple[Result, ...]:
+        check(self.x.copies * 3 == self.routes.width, self, "x has a row for each route")
+        check(len(self.weight.shape) == 3 and self.weight.shape[2] == self.x.width, self, "weight is [e, out, x.width]")
+        return ((self.x.rows, self.weight.shape[1], self.x.copies),)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGatedLinear(Op):
+    """activation(x @ gate[e].T) * (x @ up[e].T) for the rows of each expert e."""
+
+    x: Tensor  # of Dispatch
+    routes: Tensor
+    gate: Weight  # [experts, out_features, in_features]
+    up: Weight  # [experts, out_features, in_features]
+    activation: Activation
+
+    def results(self) -> tuple[Result, ...]:
+        check(self.x.copies * 3 == self.routes.width, self, "x has a row for each route")
+        check(self.gate.shape == self.up.shape and len(self.gate.shape) == 3, self, "gate and up are alike")
+        check(self.gate.shape[2] == self.x.width, self, "gate is [experts, out_features, x.width]")
+        return ((self.x.rows, self.gate.shape[1], self.x.copies),)
+
+
+@dataclass(frozen=True, slots=True)
+class CombineExperts(Op):
+    """The sum of each token's rows, weighted as routed, best expert first: back to one row a token."""
+
+    x: Tensor  # a row for each route
+    routes: Tensor
+
+    def results(self) -> tuple[Result, ...]:
+        check(self.x.copies * 3 == self.routes.width, self, "x has a row for each route")
+        return ((self.x.rows, self.x.width),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,15 +398,26 @@ class Cast(Op):
 
 OPERATIONS: tuple[type[Op], ...] = (
     Embed,
+    PositionEmbed,
     RmsNorm,
+    LayerNorm,
     AddRmsNorm,
     Add,
+    Scale,
+    Softcap,
+    Activate,
     Linear,
     GatedActivation,
     GatedLinear,
     RopeTable,
     Rope,
     Attention,
+    GateRows,
+    Route,
+    Dispatch,
+    ExpertLinear,
+    ExpertGatedLinear,
+    CombineExperts,
     SelectRows,
     Cast,
 )
