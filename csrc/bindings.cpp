@@ -29,12 +29,12 @@ std::span<const T> span(const Vector<T> &v) {
 }
 
 std::vector<TensorInfo> tensor_table(const Table<int64_t> &rows) {
-  if (rows.shape(1) != 4) throw std::invalid_argument("tensors are rows of (offset, width, rows, storage)");
+  if (rows.shape(1) != 5) throw std::invalid_argument("tensors are rows of (offset, width, rows, copies, storage)");
   std::vector<TensorInfo> tensors;
   for (size_t i = 0; i < rows.shape(0); i++) {
-    const int64_t *r = rows.data() + i * 4;
-    auto storage = static_cast<Storage>(r[3]);
-    tensors.push_back({r[0], row_bytes(storage, r[1]), static_cast<int>(r[1]), static_cast<Rows>(r[2]), storage});
+    const int64_t *r = rows.data() + i * 5;
+    auto storage = static_cast<Storage>(r[4]);
+    tensors.push_back({r[0], row_bytes(storage, r[1]), static_cast<int>(r[1]), static_cast<Rows>(r[2]), static_cast<int>(r[3]), storage});
   }
   return tensors;
 }
@@ -143,35 +143,35 @@ NB_MODULE(_native, m) {
       .def(nb::init<std::shared_ptr<Executor>, size_t>(), "executor"_a, "num_bytes"_a)
       .def(
           "add_matrix",
-          [](WeightStore &s, int type, int n, int k, Vector<uint8_t> rows) {
-            return s.add_matrix(static_cast<WeightType>(type), n, k, std::as_bytes(span(rows)));
+          [](WeightStore &s, int type, int experts, int n, int k, Vector<uint8_t> rows) {
+            return s.add_matrix(static_cast<WeightType>(type), experts, n, k, std::as_bytes(span(rows)));
           },
-          "type"_a, "n"_a, "k"_a, "rows"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Packs a matrix given as the file has it; returns its id.")
+          "type"_a, "experts"_a, "n"_a, "k"_a, "rows"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Packs one matrix, or one for each expert, given as the file has them; returns its id.")
       .def(
           "add_vector", [](WeightStore &s, Vector<float> v) { return s.add_vector(span(v)); }, "values"_a)
       .def_prop_ro("num_bytes", &WeightStore::num_bytes);
 
-  nb::class_<KVGroupShape>(m, "KVGroupShape")
+  nb::class_<KVShape>(m, "KVShape")
       .def(
           "__init__",
-          [](KVGroupShape *g, int type, int num_layers, int num_blocks, int block_size, int num_kv_heads, int head_dim) {
-            new (g) KVGroupShape{static_cast<KVType>(type), num_layers, num_blocks, block_size, num_kv_heads, head_dim};
+          [](KVShape *s, int type, int num_layers, int num_blocks, int block_size, int num_kv_heads, int head_dim) {
+            new (s) KVShape{static_cast<KVType>(type), num_layers, num_blocks, block_size, num_kv_heads, head_dim};
           },
           "type"_a, "num_layers"_a, "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a,
-          "type: 0 float32, 1 float16, 2 bfloat16.")
-      .def_prop_ro("block_bytes", &KVPool::block_bytes, "Bytes of one block over all layers.");
+          "type: 0 float32, 1 float16, 2 bfloat16. num_layers: of the largest KV group.")
+      .def_prop_ro("block_bytes", &KVShape::block_bytes, "Bytes of one block over all layers.");
 
-  nb::class_<KVPool>(m, "KVPool", "The paged cache's memory.")
-      .def(nb::init<const std::vector<KVGroupShape> &>(), "groups"_a)
+  nb::class_<KVPool>(m, "KVPool", "The paged cache's memory, which all KV groups share.")
+      .def(nb::init<const KVShape &, int>(), "shape"_a, "num_groups"_a)
       .def(
           "copy_blocks",
-          [](KVPool &p, int group, Vector<int32_t> from, Vector<int32_t> to) {
+          [](KVPool &p, Vector<int32_t> from, Vector<int32_t> to) {
             if (from.size() != to.size()) throw std::invalid_argument("as many sources as destinations");
-            p.copy_blocks(group, span(from), span(to));
+            p.copy_blocks(span(from), span(to));
           },
-          "group"_a, "source"_a, "destination"_a, "Copies whole blocks in all layers, in order.")
-      .def("fill", &KVPool::fill, "group"_a, "byte"_a, "Overwrites the pool (0xff: NaN everywhere); for tests of recycled memory.");
+          "source"_a, "destination"_a, "Copies whole blocks in all layers, in order.")
+      .def("fill", &KVPool::fill, "byte"_a, "Overwrites the pool (0xff: NaN everywhere); for tests of recycled memory.");
 
   nb::class_<Program>(m, "Program", "A graph lowered for the executor.")
       .def(

@@ -122,16 +122,20 @@ std::byte *WeightStore::take(int64_t bytes) {
   return p;
 }
 
-WeightId WeightStore::add_matrix(WeightType type, int n, int k, std::span<const std::byte> rows) {
-  PackJob job{type, n, k, rows.data(), take(matrix_bytes(type, n, k))};
+WeightId WeightStore::add_matrix(WeightType type, int experts, int n, int k, std::span<const std::byte> rows) {
+  std::byte *to = take(experts * matrix_bytes(type, n, k));
   auto run = [](const void *j, const void *, int chunk, void *) {
     const auto &job = *static_cast<const PackJob *>(j);
     int panels = (job.n + kPanel - 1) / kPanel;
     for (int p = chunk * 16; p < std::min(panels, chunk * 16 + 16); p++) pack_panel(job, p);
   };
-  Phase phase{run, &job, (n + 16 * kPanel - 1) / (16 * kPanel)};
-  executor_->pool().run(&phase, 1, nullptr);
-  weights_.push_back({type, n, k, job.to});
+  size_t bytes = rows.size() / experts;
+  for (int e = 0; e < experts; e++) {
+    PackJob job{type, n, k, rows.data() + e * bytes, to + e * matrix_bytes(type, n, k)};
+    Phase phase{run, &job, (n + 16 * kPanel - 1) / (16 * kPanel)};
+    executor_->pool().run(&phase, 1, nullptr);
+  }
+  weights_.push_back({type, n, k, to, experts});
   return static_cast<WeightId>(weights_.size()) - 1;
 }
 
@@ -144,22 +148,21 @@ WeightId WeightStore::add_vector(std::span<const float> values) {
 
 // ---- cache ----
 
-KVPool::KVPool(const std::vector<KVGroupShape> &groups) {
-  for (const auto &g : groups) {
-    KVCache c{g.type, g.num_layers, g.num_blocks, g.block_size, g.num_kv_heads, g.head_dim, nullptr};
-    memory_.push_back(std::make_unique<Memory>(static_cast<size_t>(c.num_layers * c.layer_bytes())));
-    c.data = memory_.back()->data();
-    caches_.push_back(c);
-  }
+namespace {
+
+KVCache layout(const KVShape &s) { return {s.type, s.num_layers, s.num_blocks, s.block_size, s.num_kv_heads, s.head_dim, nullptr}; }
+
+}  // namespace
+
+int64_t KVShape::block_bytes() const { return num_layers * layout(*this).block_bytes(); }
+
+KVPool::KVPool(const KVShape &shape, int num_groups)
+    : memory_(static_cast<size_t>(shape.num_blocks * shape.block_bytes())), cache_(layout(shape)), num_groups_(num_groups) {
+  cache_.data = memory_.data();
 }
 
-int64_t KVPool::block_bytes(const KVGroupShape &g) {
-  KVCache c{g.type, g.num_layers, 1, g.block_size, g.num_kv_heads, g.head_dim, nullptr};
-  return c.num_layers * c.block_bytes();
-}
-
-void KVPool::copy_blocks(int group, std::span<const int32_t> from, std::span<const int32_t> to) {
-  const KVCache &c = caches_.at(group);
+void KVPool::copy_blocks(std::span<const int32_t> from, std::span<const int32_t> to) {
+  const KVCache &c = cache_;
   for (size_t i = 0; i < from.size(); i++) {
     if (from[i] < 0 || from[i] >= c.num_blocks || to[i] < 0 || to[i] >= c.num_blocks)
       throw std::invalid_argument("block copy is out of the pool");
@@ -167,7 +170,7 @@ void KVPool::copy_blocks(int group, std::span<const int32_t> from, std::span<con
   }
 }
 
-void KVPool::fill(int group, uint8_t byte) { std::memset(memory_.at(group)->data(), byte, memory_.at(group)->size()); }
+void KVPool::fill(uint8_t byte) { std::memset(memory_.data(), byte, memory_.size()); }
 
 // ---- programs ----
 
@@ -225,13 +228,66 @@ Program::Program(std::shared_ptr<Executor> executor, std::shared_ptr<WeightStore
   sequences_.resize(shape_.max_tokens);
   step_.tensors = tensors_.data();
   step_.weights = weights_->weights().data();
-  step_.caches = pool_->caches().data();
+  step_.cache = pool_->cache();
   step_.arena = arena_.data();
   step_.threads = executor_->pool().size();
   step_.positions = positions_.data();
   step_.sequences = sequences_.data();
+  prepare_attention();
+  prepare_experts();
   step_.partials = reinterpret_cast<float *>(partials_.data());
   step_.partial_stride = static_cast<int64_t>(num_heads_) * (padded_dim_ + 2);
+}
+
+void Program::prepare_attention() {
+  group_windows_.assign(num_kv_groups(), 1);
+  for (const Op &op : ops_) {
+    if (auto *a = std::get_if<Attention>(&op)) {
+      const KVCache &c = pool_->cache();
+      if (a->group < 0 || a->group >= pool_->num_groups() || a->layer < 0 || a->layer >= c.num_layers ||
+          a->num_kv_heads != c.num_kv_heads || a->head_dim != c.head_dim)
+        throw std::invalid_argument("an attention operation does not fit the KV pool");
+      int64_t &widest = group_windows_[a->group];
+      widest = widest == 0 || a->window == 0 ? 0 : std::max(widest, a->window);
+      auto same = [&](const AttentionPlan &plan) { return plan.window == a->window; };
+      if (std::none_of(attention_plans_.begin(), attention_plans_.end(), same)) attention_plans_.push_back({a->window, {}, {}});
+    } else if (auto *e = std::get_if<PositionEmbed>(&op)) {
+      max_positions_ = std::min<int64_t>(max_positions_, weights_->weights().at(e->weight).n);
+    }
+  }
+  step_.attention_plans = attention_plans_.data();
+}
+
+// There is one place for the order of routed rows: each Route must be done with before the next.
+void Program::prepare_experts() {
+  TensorId routes = kNone;
+  int experts = 0, most_experts = 0, most_routes = 0;
+  auto follows = [&](TensorId read, WeightId weight) {
+    if (read != routes || (weight != kNone && weights_->weights().at(weight).experts != experts))
+      throw std::invalid_argument("an expert operation does not fit the Route before it");
+  };
+  for (const Op &op : ops_) {
+    if (auto *r = std::get_if<Route>(&op)) {
+      routes = r->outputs.at(0);
+      experts = tensors_.at(r->scores).width;
+      most_experts = std::max(most_experts, experts);
+      most_routes = std::max(most_routes, static_cast<int>(r->top_k));
+    } else if (auto *d = std::get_if<Dispatch>(&op)) {
+      follows(d->routes, kNone);
+    } else if (auto *l = std::get_if<ExpertLinear>(&op)) {
+      follows(l->routes, l->weight);
+    } else if (auto *g = std::get_if<ExpertGatedLinear>(&op)) {
+      follows(g->routes, g->gate);
+      follows(g->routes, g->up);
+    } else if (auto *c = std::get_if<CombineExperts>(&op)) {
+      follows(c->routes, kNone);
+    }
+  }
+  expert_rows_.resize(most_experts + 1);
+  active_experts_.resize(most_experts);
+  row_tokens_.resize(static_cast<size_t>(shape_.max_tokens) * most_routes);
+  routed_ = {expert_rows_.data(), active_experts_.data(), row_tokens_.data(), 0};
+  step_.routed = &routed_;
 }
 
 size_t Program::extra_bytes(int threads, int vocab_size, int num_heads, int head_dim) {
@@ -239,20 +295,21 @@ size_t Program::extra_bytes(int threads, int vocab_size, int num_heads, int head
   return threads * std::max(kScratchBytes, sample_scratch_bytes(vocab_size)) + partials_bytes(shape);
 }
 
-void Program::plan_attention() {
-  units_.clear();
-  merges_.clear();
+void Program::plan_attention(AttentionPlan &plan) const {
+  plan.units.clear();
+  plan.merges.clear();
   const Batch &b = step_.batch;
   int tokens_a_unit = std::max(1, kQueryRowsAUnit / queries_a_head_), slot = 0;
   for (int s = 0; s < b.num_sequences; s++) {
-    int count = b.first_row[s + 1] - b.first_row[s], partitions = (b.first_position[s] + count - 1) / kPartition + 1;
+    int count = b.first_row[s + 1] - b.first_row[s], last = b.first_position[s] + count - 1;
+    int first = first_visible(last, plan.window) / kPartition, partitions = last / kPartition + 1 - first;
     if (count == 1 && partitions > 1 && slot + partitions <= kPartialSlots) {
-      for (int p = 0; p < partitions; p++) units_.push_back({s, 0, 1, p, slot + p});
-      merges_.push_back({s, slot, partitions});
+      for (int p = 0; p < partitions; p++) plan.units.push_back({s, 0, 1, first + p, slot + p});
+      plan.merges.push_back({s, slot, partitions});
       slot += partitions;
     } else {  // last tokens first: the longest contexts begin early
       for (int t = (count - 1) / tokens_a_unit * tokens_a_unit; t >= 0; t -= tokens_a_unit)
-        units_.push_back({s, t, std::min(tokens_a_unit, count - t), kAllPartitions, 0});
+        plan.units.push_back({s, t, std::min(tokens_a_unit, count - t), kAllPartitions, 0});
     }
   }
 }
@@ -271,12 +328,14 @@ void Program::check(const Batch &b) const {
     int64_t count = int64_t{b.first_row[s + 1]} - b.first_row[s];
     require(count >= 1 && count <= b.num_tokens, "first rows");
     require(b.first_position[s] >= 0 && b.first_position[s] <= INT32_MAX - count, "first position");
+    require(b.first_position[s] + count <= max_positions_, "position beyond the learned embeddings");
+    const KVCache &c = pool_->cache();
     for (size_t g = 0; g < num_kv_groups(); g++) {
-      const KVCache &c = pool_->caches()[g];
       int64_t blocks = (b.first_position[s] + count - 1) / c.block_size + 1;
       require(blocks <= b.block_tables[g].stride, "block table too short");
       const int32_t *table = b.block_tables[g].of(s);
-      for (int64_t i = 0; i < blocks; i++) require(table[i] >= 0 && table[i] < c.num_blocks, "block outside the pool");
+      int64_t seen = first_visible(b.first_position[s], group_windows_[g]) / c.block_size;
+      for (int64_t i = seen; i < blocks; i++) require(table[i] >= 0 && table[i] < c.num_blocks, "block outside the pool");
     }
   }
 }
@@ -290,11 +349,7 @@ void Program::run(const Batch &batch) {
     }
   }
   step_.batch = batch;
-  plan_attention();
-  step_.units = units_.data();
-  step_.num_units = static_cast<int>(units_.size());
-  step_.merges = merges_.data();
-  step_.num_merges = static_cast<int>(merges_.size());
+  for (AttentionPlan &plan : attention_plans_) plan_attention(plan);
 
   phases_.clear();
   PhaseSink sink{&phases_, [](PhaseList *list, Phase phase) { list->add(phase); }};

@@ -25,8 +25,8 @@ class WeightStore {
   WeightStore(std::shared_ptr<Executor> executor, size_t bytes) : executor_(std::move(executor)), memory_(bytes) {}
   static int64_t matrix_bytes(WeightType type, int64_t n, int64_t k);
   static int64_t vector_bytes(int64_t n);
-  // rows: the matrix as the file has it, row by row. Returns the weight's id.
-  WeightId add_matrix(WeightType type, int n, int k, std::span<const std::byte> rows);
+  // rows: the matrix as the file has it, row by row, expert by expert. Returns the weight's id.
+  WeightId add_matrix(WeightType type, int experts, int n, int k, std::span<const std::byte> rows);
   WeightId add_vector(std::span<const float> values);
   const std::vector<PackedWeight> &weights() const { return weights_; }
   size_t num_bytes() const { return used_; }
@@ -39,25 +39,28 @@ class WeightStore {
   std::vector<PackedWeight> weights_;
 };
 
-struct KVGroupShape {
+struct KVShape {
   KVType type;
   int num_layers, num_blocks, block_size, num_kv_heads, head_dim;
+  int64_t block_bytes() const;  // of one block over all layers
 };
 
+// One memory for all KV groups; whose a block is, the caller knows.
 class KVPool {
  public:
-  explicit KVPool(const std::vector<KVGroupShape> &groups);
+  KVPool(const KVShape &shape, int num_groups);
   KVPool(const KVPool &) = delete;
   KVPool &operator=(const KVPool &) = delete;
-  static int64_t block_bytes(const KVGroupShape &g);  // of one block in all layers of the group
-  // Copies whole blocks (all layers of one group), in order.
-  void copy_blocks(int group, std::span<const int32_t> from, std::span<const int32_t> to);
-  void fill(int group, uint8_t byte);  // 0xff: every float, half and bfloat16 is NaN
-  const std::vector<KVCache> &caches() const { return caches_; }
+  // Copies whole blocks (all layers), in order.
+  void copy_blocks(std::span<const int32_t> from, std::span<const int32_t> to);
+  void fill(uint8_t byte);  // 0xff: every float, half and bfloat16 is NaN
+  const KVCache &cache() const { return cache_; }
+  int num_groups() const { return num_groups_; }
 
  private:
-  std::vector<std::unique_ptr<Memory>> memory_;
-  std::vector<KVCache> caches_;
+  Memory memory_;
+  KVCache cache_;
+  int num_groups_;
 };
 
 struct ProgramShape {
@@ -75,7 +78,7 @@ class Program {
   void run(const Batch &batch);
   // Rows of a tensor after the step, as floats.
   void read(TensorId id, float *out) const;
-  size_t num_kv_groups() const { return pool_->caches().size(); }
+  size_t num_kv_groups() const { return static_cast<size_t>(pool_->num_groups()); }
   int rows(TensorId id) const { return step_.rows(id); }  // in the last step
   void fill_workspace(uint8_t byte);                      // 0xff: NaN everywhere; for tests of recycled memory
   const TensorInfo &tensor(TensorId id) const { return tensors_.at(id); }
@@ -84,7 +87,9 @@ class Program {
 
  private:
   void check(const Batch &batch) const;
-  void plan_attention();
+  void prepare_attention();
+  void prepare_experts();
+  void plan_attention(AttentionPlan &plan) const;
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<WeightStore> weights_;
@@ -93,12 +98,15 @@ class Program {
   std::vector<TensorInfo> tensors_;
   ProgramShape shape_;
   int vocab_size_ = 0;
-  int queries_a_head_ = 1;  // of the attention operations, the most
+  int64_t max_positions_ = INT32_MAX;  // of learned position embeddings
+  int queries_a_head_ = 1;             // of the attention operations, the most
   int num_heads_ = 0, padded_dim_ = 0;
   Memory arena_, partials_;
   std::vector<int32_t> positions_, sequences_;
-  std::vector<AttentionUnit> units_;
-  std::vector<AttentionMerge> merges_;
+  std::vector<AttentionPlan> attention_plans_;
+  std::vector<int64_t> group_windows_;  // the widest of each KV group; 0: all positions
+  std::vector<int32_t> expert_rows_, active_experts_, row_tokens_;
+  RoutedRows routed_{};
   PhaseList phases_;
   Step step_{};
 };

@@ -29,6 +29,7 @@ struct TensorInfo {
   int64_t stride;  // bytes a row
   int width;
   Rows rows;
+  int copies;  // rows for each of the step's
   Storage storage;
 };
 
@@ -50,12 +51,14 @@ enum class WeightType : int { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, BF
 //               then float16 scale[k/32][16], then for Q4_1 float16 minimum[k/32][16]
 //   BF16        [k/2][16][2] (k padded to 2)        F16, F32  [k][16]
 // Panels begin at multiples of 64 bytes and follow each other, so a matrix is read as one stream.
-// A vector (norm weight, bias) has k = 0 and is float[n].
+// A vector (norm weight, bias) has k = 0 and is float[n]. Experts' matrices [experts, n, k] follow each other.
 inline constexpr int kPanel = 16;
 struct PackedWeight {
   WeightType type;
   int n, k;
   const std::byte *data;
+  int experts = 1;
+  PackedWeight expert(int e) const { return {type, n, k, panel(e * panels())}; }
   int panels() const { return (n + kPanel - 1) / kPanel; }
   const std::byte *panel(int i) const { return data + i * panel_bytes(type, k); }
   const float *vector() const { return reinterpret_cast<const float *>(data); }
@@ -84,8 +87,9 @@ class Memory {
 enum class KVType : int { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2 };
 inline constexpr int kTile = 8;  // tokens in a micro-tile
 
-// The pool of one KV group, layer-major. In each layer, `num_blocks` blocks; in a block, for each KV head, first the
-// keys, then the values, both in micro-tiles of 8 tokens (d: head dimension padded to 16 with zeros):
+// The pool, layer-major. All KV groups share it: a block belongs to one group at a time and has room for as many layers
+// as the largest group has. In each layer, `num_blocks` blocks; in a block, for each KV head, first the keys, then the
+// values, both in micro-tiles of 8 tokens (d: head dimension padded to 16 with zeros):
 //
 //   layer 0                                          layer 1
 //   | block 0               | block 1 | ...          | block 0 ...
@@ -130,6 +134,10 @@ struct Batch {
 // Attention cuts a context into partitions by absolute position; each is softmaxed alone and they are merged in order,
 // so that any split of the work gives the same bits.
 inline constexpr int kPartition = 256;
+// The first position that a token at `position` sees; window 0: all.
+inline int first_visible(int position, int64_t window) {
+  return window > 0 && position >= window ? static_cast<int>(position - window + 1) : 0;
+}
 // One KV head's share of work is (unit, head). partition: kAllPartitions, or one partition of a single-token sequence
 // whose partial result goes to slot `slot` of the workspace.
 inline constexpr int kAllPartitions = -1;
@@ -140,21 +148,33 @@ struct AttentionUnit {
 struct AttentionMerge {  // a single-token sequence whose partitions lie in slots [slot, slot + partitions)
   int sequence, slot, partitions;
 };
+// How the attention operations with one window are cut in this step.
+struct AttentionPlan {
+  int64_t window;
+  std::vector<AttentionUnit> units;
+  std::vector<AttentionMerge> merges;
+};
+
+// The rows of Dispatch, as the Route operation that ran last has ordered them.
+struct RoutedRows {
+  int32_t *first;   // [experts + 1]: expert e owns rows [first[e], first[e + 1])
+  int32_t *active;  // [num_active]: the experts that own some
+  int32_t *token;   // [rows]: whose copy a row is
+  int num_active;
+};
 
 // What the kernels see of a program and a step.
 struct Step {
   const TensorInfo *tensors;
   const PackedWeight *weights;
-  const KVCache *caches;
+  KVCache cache;
   std::byte *arena;
   Batch batch;
   int threads;
-  const int32_t *positions;  // [num_tokens]
-  const int32_t *sequences;  // [num_tokens]: which sequence a token belongs to
-  const AttentionUnit *units;
-  int num_units;
-  const AttentionMerge *merges;
-  int num_merges;
+  const int32_t *positions;              // [num_tokens]
+  const int32_t *sequences;              // [num_tokens]: which sequence a token belongs to
+  const AttentionPlan *attention_plans;  // one for each window that the program has
+  RoutedRows *routed;
   float *partials;         // [slots, num_heads, 2 + padded head_dim]: maximum, sum, weighted values
   int64_t partial_stride;  // floats a slot
 
@@ -162,7 +182,15 @@ struct Step {
     const TensorInfo &t = tensors[id];
     return {arena + t.offset, t.stride, t.width, t.storage};
   }
-  int rows(TensorId id) const { return tensors[id].rows == Rows::TOKENS ? batch.num_tokens : batch.num_selected; }
+  int rows(TensorId id) const {
+    const TensorInfo &t = tensors[id];
+    return (t.rows == Rows::TOKENS ? batch.num_tokens : batch.num_selected) * t.copies;
+  }
+  const AttentionPlan &attention(int64_t window) const {
+    const AttentionPlan *plan = attention_plans;
+    while (plan->window != window) plan++;
+    return *plan;
+  }
 };
 
 class PhaseList {

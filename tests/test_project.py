@@ -48,7 +48,8 @@ def test_every_line_of_the_tree_says_what_a_file_is_for() -> None:
 
 def test_links_between_documents_lead_somewhere() -> None:
     for document in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+        text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)  # a lambda in code is no link
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 

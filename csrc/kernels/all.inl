@@ -4,6 +4,7 @@
 #include "kernels/store.inl"
 #include "kernels/rows.inl"
 #include "kernels/linear.inl"
+#include "kernels/experts.inl"
 #include "kernels/attention.inl"
 #include "kernels/sample.inl"
 

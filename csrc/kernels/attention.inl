@@ -3,6 +3,10 @@
 // The context of a row is cut into partitions of kPartition tokens by absolute position. Each partition is softmaxed
 // alone (maximum, sum, weighted values) and merged into the row's running state in order of position (online softmax,
 // Milakov and Gimelshein 2018). Prefill, chunked prefill and decode run the same two functions, so they give the same bits.
+//
+// With a window a row begins at its first visible position: partitions and vectors before it are left out, which changes
+// no bit, for what is masked weighs exactly 0. Micro-tiles that no row of a query tile sees are never read: their blocks
+// may have been given away.
 namespace octavo::OCTAVO_ISA {
 
 // ---- phase 1: rotate, write ----
@@ -50,14 +54,16 @@ static void write_token(const KVCache &c, int layer, int64_t block, int offset, 
   }
 }
 
+inline constexpr int kTokensAWrite = 8;
+
 static void write_chunk(const void *o, const void *s, int chunk, void *scratch) {
   const auto &op = *static_cast<const Attention *>(o);
   const auto &step = *static_cast<const Step *>(s);
-  const KVCache &c = step.caches[op.group];
+  const KVCache &c = step.cache;
   auto *rotated = static_cast<float *>(scratch);
   TensorView q = step.view(op.q), k = step.view(op.k), v = step.view(op.v);
-  int end = (chunk + 1) * kRowsPerChunk;
-  for (int row = chunk * kRowsPerChunk; row < (end < step.batch.num_tokens ? end : step.batch.num_tokens); row++) {
+  int end = (chunk + 1) * kTokensAWrite;
+  for (int row = chunk * kTokensAWrite; row < (end < step.batch.num_tokens ? end : step.batch.num_tokens); row++) {
     std::memcpy(rotated, k.row(row), k.width * sizeof(float));
     if (op.rope != kNone) {
       TensorView table = step.view(op.rope);
@@ -78,7 +84,7 @@ static void write_chunk(const void *o, const void *s, int chunk, void *scratch) 
 // A few query rows of one KV head with their running softmax.
 struct QueryTile {
   int rows;
-  int position[kQueryTile];
+  int first[kQueryTile], position[kQueryTile];   // a row sees positions first .. position
   alignas(64) float q[kQueryTile][256];          // padded with zeros
   alignas(64) uint16_t q_bf16[kQueryTile][256];  // the same, for BFLOAT16 caches
   float top[kQueryTile], sum[kQueryTile];
@@ -93,10 +99,10 @@ struct PartitionScratch {
   alignas(64) float values[kQueryTile][256];
 };
 
-// scores[r][i] = q[r] . k[i] for i in [0, chunks * 16).
+// scores[r][i] = q[r] . k[i] for i in [begin * 16, end * 16).
 template <KVType T, int R>
-static void score(const QueryTile &t, PartitionScratch &s, int chunks, int dim) {
-  for (int c = 0; c < chunks; c++) {
+static void score(const QueryTile &t, PartitionScratch &s, int begin, int end, int dim) {
+  for (int c = begin; c < end; c++) {
     const std::byte *a = s.k[2 * c], *b = s.k[2 * c + 1];
     F32 acc[R];
     for (int r = 0; r < R; r++) acc[r] = zero();
@@ -125,14 +131,14 @@ static void score(const QueryTile &t, PartitionScratch &s, int chunks, int dim) 
   }
 }
 
-// values[r] = sum over positions of weight * v, 64 dimensions at a time (`columns` vectors), positions in order.
+// values[r] = sum over positions [begin, end) of weight * v, C vectors of dimensions at a time, positions in order.
 template <KVType T, int R, int C>
-static void weigh(PartitionScratch &s, int positions, int dim, int first) {
+static void weigh(PartitionScratch &s, int begin, int end, int dim, int first) {
   F32 acc[R][C];
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) acc[r][c] = zero();
   if constexpr (T == KVType::BFLOAT16) {
-    for (int pair = 0; pair < (positions + 1) / 2; pair++) {
+    for (int pair = begin / 2; pair < (end + 1) / 2; pair++) {
       auto *v = reinterpret_cast<const uint16_t *>(s.v[pair / 4]) + (pair % 4) * dim * 2 + first * 2;
       I32 x[C];
       for (int c = 0; c < C; c++) x[c] = load_words(v + c * 32);
@@ -145,7 +151,7 @@ static void weigh(PartitionScratch &s, int positions, int dim, int first) {
       }
     }
   } else {
-    for (int i = 0; i < positions; i++) {
+    for (int i = begin; i < end; i++) {
       F32 x[C];
       for (int c = 0; c < C; c++) {
         if constexpr (T == KVType::FLOAT32)
@@ -164,39 +170,49 @@ static void weigh(PartitionScratch &s, int positions, int dim, int first) {
 }
 
 template <KVType T, int R>
-static void weigh_all(PartitionScratch &s, int positions, int dim) {
+static void weigh_all(PartitionScratch &s, int begin, int end, int dim) {
   int d = 0;
-  for (; d + 64 <= dim; d += 64) weigh<T, R, 4>(s, positions, dim, d);
-  for (; d < dim; d += 16) weigh<T, R, 1>(s, positions, dim, d);
+  for (; d + 64 <= dim; d += 64) weigh<T, R, 4>(s, begin, end, dim, d);
+  for (; d < dim; d += 16) weigh<T, R, 1>(s, begin, end, dim, d);
 }
 
-// Attention of a tile's rows over the positions of one partition, [base, base + kPartition), alone.
-// Rows whose position is before base get sum 0 and must not be merged.
-template <KVType T, int R>
-static void attend_partition(const QueryTile &t, PartitionScratch &s, int base, int dim, float scale) {
-  int positions = 0;
-  for (int r = 0; r < R; r++) {
-    int n = t.position[r] + 1 - base;
-    positions = n > positions ? n : positions;
+// How scores become exponents: score * scale, after scores were capped to tanh(score * inner) if inner is not 0.
+struct ScoreShape {
+  float scale, inner;
+};
+
+// The positions of a partition that some row of a tile sees: [begin, end) from its base.
+struct Visible {
+  int begin, end;
+  Visible(const QueryTile &t, int base) {  // rows are in order of position
+    begin = t.first[0] - base > 0 ? t.first[0] - base : 0;
+    end = t.position[t.rows - 1] + 1 - base < kPartition ? t.position[t.rows - 1] + 1 - base : kPartition;
   }
-  positions = positions < kPartition ? positions : kPartition;
-  int chunks = (positions + 15) / 16;
-  score<T, R>(t, s, chunks, dim);
+};
+
+// Attention of a tile's rows over the positions of one partition, [base, base + kPartition), alone.
+// Rows that see nothing of it get sum 0 and must not be merged.
+template <KVType T, int R>
+static void attend_partition(const QueryTile &t, PartitionScratch &s, int base, int dim, ScoreShape shape) {
+  Visible seen(t, base);
+  int begin = seen.begin / 16, chunks = (seen.end + 15) / 16;
+  score<T, R>(t, s, begin, chunks, dim);
   for (int r = 0; r < R; r++) {
-    int visible = t.position[r] + 1 - base;
-    F32 limit = set1(static_cast<float>(visible)), top = set1(-INFINITY);
-    for (int c = 0; c < chunks; c++) {
+    int first = t.first[r] - base, end = t.position[r] + 1 - base;
+    F32 hidden = set1(static_cast<float>(first)), limit = set1(static_cast<float>(end)), top = set1(-INFINITY);
+    for (int c = begin; c < chunks; c++) {
       F32 x = load(s.scores[r] + c * 16);
-      if (c * 16 + 16 > visible) {
-        x = where_less(lane_index() + set1(static_cast<float>(c * 16)), limit, x, set1(-INFINITY));
-        store(s.scores[r] + c * 16, x);
-      }
+      F32 at = lane_index() + set1(static_cast<float>(c * 16));
+      if (shape.inner != 0) x = tanh(x * set1(shape.inner));
+      if (c * 16 + 16 > end) x = where_less(at, limit, x, set1(-INFINITY));
+      if (c * 16 < first) x = where_less(at, hidden, set1(-INFINITY), x);
+      store(s.scores[r] + c * 16, x);
       top = vmax(x, top);  // passes over NaN
     }
     float best = reduce_max(top);
-    s.top[r] = best > -INFINITY ? best * scale : 0.0f;
-    F32 sum = zero(), shift = set1(-s.top[r]), factor = set1(scale);
-    for (int c = 0; c < chunks; c++) {
+    s.top[r] = best > -INFINITY ? best * shape.scale : 0.0f;
+    F32 sum = zero(), shift = set1(-s.top[r]), factor = set1(shape.scale);
+    for (int c = begin; c < chunks; c++) {
       F32 p = exp(fma(load(s.scores[r] + c * 16), factor, shift));
       if constexpr (T == KVType::BFLOAT16) {
         store_bf16(s.weights_bf16[r] + c * 16, p);
@@ -208,7 +224,7 @@ static void attend_partition(const QueryTile &t, PartitionScratch &s, int base, 
     }
     s.sum[r] = reduce_add(sum);
   }
-  weigh_all<T, R>(s, positions, dim);
+  weigh_all<T, R>(s, seen.begin / kTile * kTile, seen.end, dim);  // only what is written: 0 * NaN would be felt
 }
 
 // Folds one partition's (top, sum, values) into a running state; the first partition replaces it.
@@ -235,25 +251,26 @@ OCTAVO_INLINE void finish_row(const TensorView &to, int row, int head, int head_
 }
 
 template <KVType T, int R>
-static void attend_rows(const QueryTile &t, PartitionScratch &s, int base, int dim, float scale) {
+static void attend_rows(const QueryTile &t, PartitionScratch &s, int base, int dim, ScoreShape shape) {
   if constexpr (R > 1) {
-    if (t.rows < R) return attend_rows<T, R - 1>(t, s, base, dim, scale);
+    if (t.rows < R) return attend_rows<T, R - 1>(t, s, base, dim, shape);
   }
-  attend_partition<T, R>(t, s, base, dim, scale);
+  attend_partition<T, R>(t, s, base, dim, shape);
 }
 
 static void attend_chunk(const void *o, const void *s, int chunk, void *scratch) {
   const auto &op = *static_cast<const Attention *>(o);
   const auto &step = *static_cast<const Step *>(s);
-  const KVCache &c = step.caches[op.group];
-  const AttentionUnit &unit = step.units[chunk / c.num_kv_heads];
+  const KVCache &c = step.cache;
+  const AttentionUnit &unit = step.attention(op.window).units[chunk / c.num_kv_heads];
   int kv_head = chunk % c.num_kv_heads, group = static_cast<int>(op.num_heads / op.num_kv_heads);
   int dim = c.padded_dim(), first_row = step.batch.first_row[unit.sequence] + unit.first_token;
   const int32_t *table = step.batch.block_tables[op.group].of(unit.sequence);
   TensorView q = step.view(op.q), to = step.view(op.outputs[0]);
   auto &tile = *static_cast<QueryTile *>(scratch);
   auto &part = *reinterpret_cast<PartitionScratch *>(static_cast<std::byte *>(scratch) + sizeof(QueryTile));
-  auto scale = static_cast<float>(op.scale);
+  bool capped = op.softcap > 0;
+  ScoreShape shape{static_cast<float>(capped ? op.softcap : op.scale), static_cast<float>(capped ? op.scale / op.softcap : 0)};
 
   int total = unit.num_tokens * group;
   for (int done = 0; done < total; done += tile.rows) {
@@ -261,8 +278,8 @@ static void attend_chunk(const void *o, const void *s, int chunk, void *scratch)
     int last = 0;
     for (int r = 0; r < tile.rows; r++) {
       int row = first_row + (done + r) / group, head = kv_head * group + (done + r) % group;
-      tile.position[r] = step.positions[row];
-      last = tile.position[r];
+      tile.position[r] = last = step.positions[row];
+      tile.first[r] = first_visible(last, op.window);
       const float *from = q.row_f32(row) + head * c.head_dim;
       for (int d = 0; d < dim; d += 16) {
         int lanes = c.head_dim - d < 16 ? c.head_dim - d : 16;
@@ -271,26 +288,28 @@ static void attend_chunk(const void *o, const void *s, int chunk, void *scratch)
         store_bf16(tile.q_bf16[r] + d, v);
       }
     }
-    int begin = unit.partition == kAllPartitions ? 0 : unit.partition,
+    int begin = unit.partition == kAllPartitions ? tile.first[0] / kPartition : unit.partition,
         end = unit.partition == kAllPartitions ? last / kPartition + 1 : begin + 1;
     for (int p = begin; p < end; p++) {
-      int base = p * kPartition, tokens = last + 1 - base < kPartition ? last + 1 - base : kPartition;
-      for (int i = 0; i < kPartition / kTile; i++) {  // tiles beyond the context repeat the first: read, then masked
-        int position = base + (i * kTile < tokens ? i * kTile : 0);
+      int base = p * kPartition;
+      Visible seen(tile, base);
+      for (int i = seen.begin / 16 * 2; i < (seen.end + 15) / 16 * 2; i++) {
+        bool visible = (i + 1) * kTile > seen.begin && i * kTile < seen.end;
+        int position = base + (visible ? i * kTile : seen.begin);  // what nobody sees repeats a tile: scored, then masked
         int64_t block = table[position / c.block_size];
         int64_t at = position % c.block_size / kTile * c.tile_bytes();
         part.k[i] = c.keys(static_cast<int>(op.layer), block, kv_head) + at;
         part.v[i] = c.values(static_cast<int>(op.layer), block, kv_head) + at;
       }
       switch (c.type) {
-        case KVType::FLOAT32: attend_rows<KVType::FLOAT32, kQueryTile>(tile, part, base, dim, scale); break;
-        case KVType::FLOAT16: attend_rows<KVType::FLOAT16, kQueryTile>(tile, part, base, dim, scale); break;
-        case KVType::BFLOAT16: attend_rows<KVType::BFLOAT16, kQueryTile>(tile, part, base, dim, scale); break;
+        case KVType::FLOAT32: attend_rows<KVType::FLOAT32, kQueryTile>(tile, part, base, dim, shape); break;
+        case KVType::FLOAT16: attend_rows<KVType::FLOAT16, kQueryTile>(tile, part, base, dim, shape); break;
+        case KVType::BFLOAT16: attend_rows<KVType::BFLOAT16, kQueryTile>(tile, part, base, dim, shape); break;
       }
       for (int r = 0; r < tile.rows; r++) {
-        if (tile.position[r] < base) continue;
+        if (tile.position[r] < base || tile.first[r] >= base + kPartition) continue;
         if (unit.partition == kAllPartitions) {
-          merge(p == 0, tile.top[r], tile.sum[r], tile.values[r], part.top[r], part.sum[r], part.values[r], dim);
+          merge(p == tile.first[r] / kPartition, tile.top[r], tile.sum[r], tile.values[r], part.top[r], part.sum[r], part.values[r], dim);
         } else {
           int head = kv_head * group + done + r;
           float *slot = step.partials + unit.slot * step.partial_stride + static_cast<int64_t>(head) * (dim + 2);
@@ -311,8 +330,8 @@ static void attend_chunk(const void *o, const void *s, int chunk, void *scratch)
 static void merge_chunk(const void *o, const void *s, int chunk, void *) {
   const auto &op = *static_cast<const Attention *>(o);
   const auto &step = *static_cast<const Step *>(s);
-  const KVCache &c = step.caches[op.group];
-  const AttentionMerge &m = step.merges[chunk];
+  const KVCache &c = step.cache;
+  const AttentionMerge &m = step.attention(op.window).merges[chunk];
   int dim = c.padded_dim();
   for (int head = 0; head < op.num_heads; head++) {
     float top = 0, sum = 0;
@@ -327,9 +346,10 @@ static void merge_chunk(const void *o, const void *s, int chunk, void *) {
 
 static void plan(const Attention &op, const Step &step, PhaseSink add) {
   static_assert(sizeof(QueryTile) + sizeof(PartitionScratch) <= kScratchBytes);
-  add({write_chunk, &op, (step.batch.num_tokens + kRowsPerChunk - 1) / kRowsPerChunk});
-  add({attend_chunk, &op, step.num_units * static_cast<int>(op.num_kv_heads)});
-  add({merge_chunk, &op, step.num_merges});
+  const AttentionPlan &cut = step.attention(op.window);
+  add({write_chunk, &op, (step.batch.num_tokens + kTokensAWrite - 1) / kTokensAWrite});
+  add({attend_chunk, &op, static_cast<int>(cut.units.size()) * static_cast<int>(op.num_kv_heads)});
+  add({merge_chunk, &op, static_cast<int>(cut.merges.size())});
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -246,6 +246,38 @@ OCTAVO_INLINE void for_tiles(Piece piece, Run run) {
   }
 }
 
+// One piece of x @ w.T + bias; bias may be null.
+static void multiply(const PackedWeight &w, const float *bias, const TensorView &x, const TensorView &to, Piece piece) {
+  const Tiles &tiles = tiles_for(w.type, x.storage);
+  for_tiles(piece, [&](int row, int m, int panel, int p) {
+    alignas(64) float out[kRowTile * kTileColumns];
+    tiles.of[m][p](w, panel, x.row(row), x.stride, out);
+    int column = panel * kPanel, n = w.n - column < p * kPanel ? w.n - column : p * kPanel;
+    for (int i = 0; i < m; i++) {
+      float *v = out + i * kTileColumns;
+      if (bias) combine(v, v, bias + column, n, [](F32 a, F32 b) { return a + b; });
+      store_columns(to, row + i, column, v, n);
+    }
+  });
+}
+
+// One piece of activation(x @ gate.T) * (x @ up.T).
+static void multiply_gated(const PackedWeight &gate, const PackedWeight &up, Activation activation, const TensorView &x,
+                           const TensorView &to, Piece piece) {
+  const Tiles &tiles = tiles_for(gate.type, x.storage);
+  for_tiles(piece, [&](int row, int m, int panel, int p) {
+    alignas(64) float g[kRowTile * kTileColumns], u[kRowTile * kTileColumns];
+    tiles.of[m][p](gate, panel, x.row(row), x.stride, g);
+    tiles.of[m][p](up, panel, x.row(row), x.stride, u);
+    int column = panel * kPanel, n = gate.n - column < p * kPanel ? gate.n - column : p * kPanel;
+    for (int i = 0; i < m; i++) {
+      float *v = g + i * kTileColumns;
+      combine(v, v, u + i * kTileColumns, n, [&](F32 a, F32 b) { return activate(activation, a) * b; });
+      store_columns(to, row + i, column, v, n);
+    }
+  });
+}
+
 static void linear_chunk(const void *o, const void *s, int chunk, void *) {
   const auto &op = *static_cast<const Linear *>(o);
   const auto &step = *static_cast<const Step *>(s);
@@ -258,18 +290,7 @@ static void linear_chunk(const void *o, const void *s, int chunk, void *) {
 
   const PackedWeight &w = step.weights[op.weights[part]];
   const float *bias = op.biases[part] == kNone ? nullptr : step.weights[op.biases[part]].vector();
-  TensorView x = step.view(op.x), to = step.view(op.outputs[part]);
-  const Tiles &tiles = tiles_for(w.type, x.storage);
-  for_tiles(cut.piece(chunk, group, w.panels()), [&](int row, int m, int panel, int p) {
-    alignas(64) float out[kRowTile * kTileColumns];
-    tiles.of[m][p](w, panel, x.row(row), x.stride, out);
-    int column = panel * kPanel, n = w.n - column < p * kPanel ? w.n - column : p * kPanel;
-    for (int i = 0; i < m; i++) {
-      float *v = out + i * kTileColumns;
-      if (bias) combine(v, v, bias + column, n, [](F32 a, F32 b) { return a + b; });
-      store_columns(to, row + i, column, v, n);
-    }
-  });
+  multiply(w, bias, step.view(op.x), step.view(op.outputs[part]), cut.piece(chunk, group, w.panels()));
 }
 
 static void plan(const Linear &op, const Step &step, PhaseSink add) {
@@ -285,19 +306,8 @@ static void gated_linear_chunk(const void *o, const void *s, int chunk, void *) 
   const auto &step = *static_cast<const Step *>(s);
   const PackedWeight &gate = step.weights[op.gate], &up = step.weights[op.up];
   Cut cut(gate.panels(), step.rows(op.x), step.threads);
-  TensorView x = step.view(op.x), to = step.view(op.outputs[0]);
-  const Tiles &tiles = tiles_for(gate.type, x.storage);
-  for_tiles(cut.piece(chunk, chunk / cut.row_blocks, gate.panels()), [&](int row, int m, int panel, int p) {
-    alignas(64) float g[kRowTile * kTileColumns], u[kRowTile * kTileColumns];
-    tiles.of[m][p](gate, panel, x.row(row), x.stride, g);
-    tiles.of[m][p](up, panel, x.row(row), x.stride, u);
-    int column = panel * kPanel, n = gate.n - column < p * kPanel ? gate.n - column : p * kPanel;
-    for (int i = 0; i < m; i++) {
-      float *v = g + i * kTileColumns;
-      combine(v, v, u + i * kTileColumns, n, [&](F32 a, F32 b) { return activate(op.activation, a) * b; });
-      store_columns(to, row + i, column, v, n);
-    }
-  });
+  Piece piece = cut.piece(chunk, chunk / cut.row_blocks, gate.panels());
+  multiply_gated(gate, up, op.activation, step.view(op.x), step.view(op.outputs[0]), piece);
 }
 
 static void plan(const GatedLinear &op, const Step &step, PhaseSink add) {

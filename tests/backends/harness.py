@@ -87,7 +87,7 @@ class Pair:
 class Native:
     def __init__(self, model: CpuModel, program: CpuProgram) -> None:
         self.model, self.program = model, program
-        program.pool.fill(0, 0xFF)
+        program.pool.fill(0xFF)
         program.native.fill_workspace(0xFF)
 
     def step(
@@ -95,14 +95,15 @@ class Native:
         token_ids: NDArray[np.int64],
         counts: list[int],
         first_positions: list[int] | None = None,
-        tables: NDArray[np.int32] | None = None,
+        tables: NDArray[np.int32] | list[NDArray[np.int32]] | None = None,
         selected: tuple[int, ...] = (),
     ) -> NDArray[np.float32]:
         first_row = np.cumsum([0, *counts], dtype=np.int32)
         first = np.array(first_positions or [0] * len(counts), np.int32)
         if tables is None:
             tables = np.zeros((len(counts), 64), np.int32)
-        self.program.run(token_ids.astype(np.int32), first_row, first, [tables], np.array(selected, np.int32))
+        tables = tables if isinstance(tables, list) else [tables]  # of each KV group
+        self.program.run(token_ids.astype(np.int32), first_row, first, tables, np.array(selected, np.int32))
         return self.program.read("out")
 
     def rows(self, n: int, selected: tuple[int, ...] = ()) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ from octavo.backends.cpu import _native
 from octavo.core.records import KVGroup
 from octavo.graph.builder import GraphBuilder
 from octavo.graph.reference import ReferenceBatch
-from octavo.graph.schema import Attention, RopeTable
+from octavo.graph.schema import Add, Attention, RopeTable
 from tests.backends.harness import ISAS, MAX_TOKENS, Bench, Native, Pair, stored
 
 pytestmark = pytest.mark.parametrize("isa", ISAS)
@@ -19,26 +19,39 @@ TOLERANCE = {"float32": 3e-6, "float16": 2e-3, "bfloat16": 1.5e-2}
 VOCAB = 64
 
 
-def attention_pair(heads: int, kv_heads: int, head_dim: int, *, rope: bool = True, seed: int = 0) -> Pair:
-    """q, k and v are random rows chosen by token id; two layers write to the cache, the second is the output."""
+def attention_pair(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    rope: bool = True,
+    seed: int = 0,
+    windows: tuple[int, int] = (0, 0),
+    softcap: float = 0.0,
+    groups: int = 1,
+) -> Pair:
+    """q, k and v are random rows chosen by token id; two layers write to the cache, their sum is the output.
+
+    windows: of each layer. groups: 1, or 2 so that each layer has a KV group of its own.
+    """
     rng = np.random.default_rng(seed)
     bench, g = Bench(), GraphBuilder()
     bench.g = g
     table = g(RopeTable(tuple(100.0 ** (-i / 8) for i in range(8)))) if rope else None
-    out = None
+    outs = []
     for layer in range(2):
         q, k, v = (
             bench.rows(f"{name}{layer}", rng.normal(size=(VOCAB, n * head_dim)))
             for name, n in (("q", heads), ("k", kv_heads), ("v", kv_heads))
         )
-        out = g(
-            Attention(
-                q, k, v, rope=table, rope_interleaved=bool(seed % 2), group=0, layer=layer, num_heads=heads,
-                num_kv_heads=kv_heads, head_dim=head_dim, scale=1 / math.sqrt(head_dim),
-            )
+        op = Attention(
+            q, k, v, rope=table, rope_interleaved=bool(seed % 2), group=layer % groups, layer=layer // groups,
+            num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=1 / math.sqrt(head_dim),
+            window=windows[layer], softcap=softcap,
         )  # fmt: skip
-    assert out is not None
-    return bench.build(out, (KVGroup("full", 2, kv_heads, head_dim),))
+        outs.append(g(op))
+    kinds = [KVGroup(str(i), 2 // groups, kv_heads, head_dim) for i in range(groups)]
+    return bench.build(g(Add(*outs)), tuple(kinds))
 
 
 class Tables:
@@ -74,6 +87,13 @@ def test_ragged_steps_match_the_reference(
     lengths = [1, 530, 90, 17, 256]
     tables = Tables(len(lengths), max(lengths), block_size)
     native = pair.native(isa, num_blocks=tables.num_blocks, block_size=block_size, kv_dtype=kv_dtype)
+    compare(pair, native, tables, lengths, TOLERANCE[kv_dtype], rng)
+
+
+def compare(
+    pair: Pair, native: Native, tables: Tables, lengths: list[int], tolerance: float, rng: np.random.Generator
+) -> None:
+    """Random ragged steps until every sequence has its length."""
     reference, done = pair.reference(), [0] * len(lengths)
     while any(d < n for d, n in zip(done, lengths, strict=True)):
         chosen, counts, budget = [], [], MAX_TOKENS
@@ -87,7 +107,7 @@ def test_ragged_steps_match_the_reference(
         got = native.step(ids, counts, [done[s] for s in chosen], tables.rows[chosen])
         batch = ReferenceBatch(ids, tuple((str(s), c) for s, c in zip(chosen, counts, strict=True)), ())
         want = reference.run(batch)[pair.graph.outputs["out"].id]
-        assert np.abs(got - want).max() < TOLERANCE[kv_dtype] * np.abs(want).max()
+        assert np.abs(got - want).max() < tolerance * np.abs(want).max()
         for s, c in zip(chosen, counts, strict=True):
             done[s] += c
 
@@ -120,6 +140,84 @@ def test_bits_do_not_depend_on_chunks_threads_blocks_or_company(isa: str, kv_dty
             at += count
 
 
+@pytest.mark.parametrize("kv_dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("windows", "softcap", "block_size"),
+    [((1, 0), 0.0, 8), ((7, 100), 0.0, 16), ((255, 256), 2.0, 32), ((257, 300), 0.0, 64), ((0, 0), 3.0, 16)],
+)
+def test_windows_and_softcaps_match_the_reference(
+    isa: str, windows: tuple[int, int], softcap: float, block_size: int, kv_dtype: str
+) -> None:
+    pair = attention_pair(4, 2, 40, windows=windows, softcap=softcap, seed=3)
+    lengths = [1, 530, 90, 260]
+    tables = Tables(len(lengths), max(lengths), block_size)
+    native = pair.native(isa, num_blocks=tables.num_blocks, block_size=block_size, kv_dtype=kv_dtype)
+    compare(pair, native, tables, lengths, TOLERANCE[kv_dtype], np.random.default_rng(block_size))
+
+
+def forget(tables: np.ndarray, first: int, window: int, block_size: int) -> np.ndarray:
+    """The table of a sequence whose blocks outside of the window are gone; what stands there is some block's id."""
+    out = tables.copy()
+    out[:, : max(0, first - window + 1) // block_size] = 0
+    return out
+
+
+@pytest.mark.parametrize("kv_dtype", list(TOLERANCE))
+@pytest.mark.parametrize("window", [5, 100, 256, 391])
+def test_a_window_costs_no_bits_and_reads_nothing_outside(isa: str, kv_dtype: str, window: int) -> None:
+    """Block 0 is NaN for ever: it stands for all blocks that were given away. Any chunking, threads and block size."""
+    pair = attention_pair(6, 2, 48, seed=1, windows=(window, window), softcap=4.0 if window == 100 else 0.0)
+    length = 2 * _native.PARTITION + 170
+    rng = np.random.default_rng(window)
+    tokens = rng.integers(0, VOCAB, length)
+    runs = []
+    for threads, block_size, most in ((2, 16, MAX_TOKENS), (1, 8, 1), (3, 64, 31), (2, 256, 9)):
+        tables = Tables(1, length, block_size, seed=most).rows + 1
+        native = pair.native(isa, threads=threads, num_blocks=tables.size + 1, block_size=block_size, kv_dtype=kv_dtype)
+        out, at = [], 0
+        while at < length:
+            count = min(most, length - at) if most in (1, MAX_TOKENS) else min(int(rng.integers(1, most)), length - at)
+            out.append(native.step(tokens[at : at + count], [count], [at], forget(tables, at, window, block_size)))
+            at += count
+        runs.append(np.concatenate(out))
+    assert np.isfinite(runs[0]).all()
+    for run in runs[1:]:
+        assert run.tobytes() == runs[0].tobytes()
+
+
+def test_a_window_wider_than_the_context_changes_no_bit(isa: str) -> None:
+    length = 300
+    tokens = np.random.default_rng(0).integers(0, VOCAB, length)
+    tables = Tables(1, length, 16)
+    runs = [
+        run_chunks(
+            attention_pair(4, 2, 32, windows=(window, window)).native(isa, num_blocks=tables.num_blocks),
+            tables, tokens, [64] * 4 + [1] * 44,
+        )
+        for window in (0, length, 10**6)
+    ]  # fmt: skip
+    assert runs[0].tobytes() == runs[1].tobytes() == runs[2].tobytes()
+
+
+def test_groups_take_their_blocks_from_one_memory(isa: str) -> None:
+    """Two groups of one layer each, with tables of their own over one pool, give the bits of one of two layers."""
+    length = 90
+    tokens = np.random.default_rng(0).integers(0, VOCAB, length)
+    one, two = (attention_pair(4, 2, 32, windows=(0, 20), groups=n) for n in (1, 2))
+    tables = Tables(2, length, 16)
+    alone = Tables(1, length, 16)
+    want = run_chunks(one.native(isa, num_blocks=alone.num_blocks), alone, tokens, [40, 1, 49])
+    native = two.native(isa, num_blocks=tables.num_blocks)
+    at, out = 0, []
+    for count in (30, 1, 59):
+        out.append(
+            native.step(tokens[at : at + count], [count], [at], [tables.rows[:1].copy(), tables.rows[1:].copy()])
+        )
+        at += count
+    assert np.concatenate(out).tobytes() == want.tobytes()
+    assert 2 * two.native(isa).model.block_bytes(16, "float32") == one.native(isa).model.block_bytes(16, "float32")
+
+
 def test_a_copied_block_holds_the_same_context(isa: str) -> None:
     pair = attention_pair(4, 2, 64)
     tokens = np.random.default_rng(3).integers(0, VOCAB, 41)
@@ -128,7 +226,7 @@ def test_a_copied_block_holds_the_same_context(isa: str) -> None:
     native.step(tokens[:40], [40], [0], tables.rows)
     want = native.step(tokens[40:], [1], [40], tables.rows)
     copy = np.array([[5, 6, 7]], np.int32)
-    native.program.copy_blocks(0, tables.rows[0], copy[0])
+    native.program.copy_blocks(tables.rows[0], copy[0])
     native.step(tokens[:1] * 0, [1], [30], tables.rows)  # overwrites the original's position 30
     assert np.array_equal(native.step(tokens[40:], [1], [40], copy), want)
 
@@ -173,7 +271,7 @@ def test_a_copy_outside_the_pool_is_refused(isa: str) -> None:
     one, nine = np.array([1], np.int32), np.array([9], np.int32)
     for source, destination in ((one, nine), (nine, one), (one, -one)):
         with pytest.raises(ValueError, match="out of the pool"):
-            native.program.copy_blocks(0, source, destination)
+            native.program.copy_blocks(source, destination)
 
 
 @pytest.mark.parametrize(

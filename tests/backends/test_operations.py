@@ -13,7 +13,9 @@ import torch
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.backend import create_executor
 from octavo.core.errors import ConfigError
+from octavo.graph.reference import activate
 from octavo.graph.schema import (
+    Activate,
     Activation,
     Add,
     AddRmsNorm,
@@ -21,11 +23,18 @@ from octavo.graph.schema import (
     Embed,
     GatedActivation,
     GatedLinear,
+    GateRows,
+    LayerNorm,
     Linear,
+    Op,
+    PositionEmbed,
     RmsNorm,
     Rope,
     RopeTable,
+    Scale,
     SelectRows,
+    Softcap,
+    Tensor,
 )
 from octavo.quantization.formats import WeightType
 from tests.backends.harness import ALL_TYPES, ISAS, QUANTIZED, Bench, Pair, relative_error
@@ -77,6 +86,118 @@ def test_rms_norm(isa: str, width: int) -> None:
     check(bench.build(bench.g(RmsNorm(x, bench.weight("w", normal(width)), 1e-5))), isa, 9)
 
 
+@pytest.mark.parametrize("own_weights", [False, True])
+@pytest.mark.parametrize(("groups", "width"), [(1, 40), (3, 33), (4, 64), (5, 80), (7, 7)])
+def test_norms_of_heads_with_one_weight_or_one_each(isa: str, groups: int, width: int, own_weights: bool) -> None:
+    n = width if own_weights else width // groups
+    for bias in (None, normal(n, seed=2)):
+        bench = Bench()
+        x, w = bench.rows("x", normal(9, width) * 3), bench.weight("w", normal(n))
+        check(bench.build(bench.g(RmsNorm(x, w, 1e-5, groups))), isa, 9)
+        b = None if bias is None else bench.weight("b", bias)
+        check(bench.build(bench.g(LayerNorm(x, w, b, 1e-5, groups))), isa, 9)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_layer_norm_of_rows_far_from_zero(isa: str, width: int) -> None:
+    bench = Bench()
+    x = bench.rows("x", normal(9, width) * 0.5 + 20)
+    op = LayerNorm(x, bench.weight("w", normal(width)), bench.weight("b", normal(width, seed=1)), 1e-5)
+    check(bench.build(bench.g(op)), isa, 9, tolerance=2e-5 if width > 1 else 1)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_scale_softcap_and_gated_rows(isa: str, width: int) -> None:
+    for make in (
+        lambda x, gate: Scale(x, -0.37),
+        lambda x, gate: Scale(x, 3),
+        lambda x, gate: Softcap(x, 30.0),
+        lambda x, gate: GateRows(x, gate),
+    ):
+        bench = Bench()
+        x, gate = bench.rows("x", normal(9, width) * 40), bench.rows("gate", normal(9, 1, seed=1) * 5)
+        check(bench.build(bench.g(make(x, gate))), isa, 9)
+
+
+def test_softcap_keeps_small_values_exact_and_large_ones_within_the_cap(isa: str) -> None:
+    x = np.concatenate([np.geomspace(1e-12, 1e6, 3000), [np.inf]])
+    x = np.concatenate([-x, x])[None]
+    bench = Bench()
+    got = bench.build(bench.g(Softcap(bench.rows("x", x), 30.0))).native(isa).rows(1)
+    want = 30 * np.tanh(x.astype(np.float32).astype(np.float64) / 30)
+    assert (np.abs(got / want - 1)).max() < 4e-7
+    assert np.abs(got).max() == 30
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+def test_activations_are_good_to_a_millionth_everywhere(isa: str, activation: Activation) -> None:
+    x = np.concatenate([np.linspace(-15, 15, 30_001), normal(2000) * 1e-4, [-1e4, 1e4, -88.0, 88.0, 0]])[None]
+    bench = Bench()
+    tensor = bench.rows("x", x)
+    want = activate(activation, x.astype(np.float32).astype(np.float64).clip(-700))
+    for op in (Activate(tensor, activation), GatedActivation(tensor, bench.rows("one", np.ones(x.shape)), activation)):
+        got = bench.build(bench.g(op)).native(isa).rows(1)
+        assert (np.abs(got - want) / np.maximum(np.abs(x), 1)).max() < 3e-7
+        assert np.abs(got - want)[np.abs(x) < 4].max() < 1e-6
+
+
+def test_logits_wider_than_scratch_memory_are_scaled_and_capped(isa: str) -> None:
+    """A vocabulary of 150,000; and the product before them keeps its 16-bit activations."""
+    width, rng = 150_000, np.random.default_rng(0)
+    bench = Bench()
+    x = bench.g(SelectRows(bench.rows("x", normal(6, 32))))
+    w = bench.weight("w", rng.integers(-127, 128, size=(width, 32)) / 127, WeightType.Q8_0)
+    pair = bench.build(bench.g(Softcap(bench.g(Scale(bench.g(Linear(x, (w,), (None,))), 0.5)), 5.0)))
+    native = pair.native(isa, threads=3, float_activations=False)
+    got, want = native.rows(6, (0, 2, 5)), pair.expected(6, (0, 2, 5))
+    assert got.shape == (3, width)
+    assert relative_error(got, want) < 1e-4
+    assert np.array_equal(native.rows(6, (5,))[0], got[2])
+
+
+@pytest.mark.parametrize("kind", [WeightType.F32, WeightType.F16, WeightType.Q8_0])
+def test_position_embeddings_are_those_of_each_sequence(isa: str, kind: WeightType) -> None:
+    bench = Bench()
+    bench.rows("vocabulary", normal(4, 32))
+    native = bench.build(bench.g(PositionEmbed(bench.weight("p", normal(50, 32), kind)))).native(isa)
+    got = native.step(np.zeros(9), [1, 5, 3], [49, 0, 17], np.zeros((3, 4), np.int32))
+    table = bench.tensors["p"].values()
+    assert np.array_equal(got, table[[49, 0, 1, 2, 3, 4, 17, 18, 19]])
+    with pytest.raises(ValueError, match="position beyond the learned embeddings"):
+        native.step(np.zeros(2), [2], [49], np.zeros((1, 4), np.int32))
+
+
+@pytest.mark.parametrize("kind", [WeightType.Q4_0, WeightType.BF16])
+def test_every_row_operation_can_feed_a_product(isa: str, kind: WeightType) -> None:
+    """It writes the storage that the product wants, the bits of a Cast from float32."""
+
+    def operations(bench: Bench, x: Tensor) -> list[Op]:
+        gate, w = bench.rows("gate", normal(13, 1)), bench.weight("n", normal(64))
+        return [
+            RmsNorm(x, w, 1e-5), RmsNorm(x, bench.weight("h", normal(16)), 1e-5, 4), LayerNorm(x, w, w, 1e-5),
+            Scale(x, 2.5), Softcap(x, 2.0), Activate(x, Activation.GELU), GateRows(x, gate), Add(x, x),
+            GatedActivation(x, x, Activation.GELU_TANH), SelectRows(x),
+            PositionEmbed(bench.weight("p", normal(64, 64))),
+        ]  # fmt: skip
+
+    for i in range(11):
+        results = []
+        for cast in (False, True):
+            bench = Bench()
+            y = bench.g(operations(bench, bench.rows("x", normal(13, 64)))[i])
+            out = bench.g(Linear(y, (bench.weight("w", normal(48, 64, seed=5), kind),), (None,)))
+            if cast:
+                zeros = bench.g(Linear(y, (bench.weight("z", np.zeros((48, 64))),), (None,)))  # wants float32
+                out = bench.g(Add(out, zeros))
+            else:
+                out = bench.g(Scale(out, 1.0))
+            out = bench.g(Activate(out, Activation.RELU))  # no graph output itself: 8 bits
+            native = bench.build(out).native(isa, float_activations=False)
+            assert any(isinstance(node.op, Cast) for node in native.model.lowered.graph.nodes) == cast
+            results.append(native.rows(13, tuple(range(13))))
+        assert np.array_equal(*results)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_add_rms_norm_gives_the_sum_and_its_norm(isa: str, width: int) -> None:
     for which in (0, 1):
@@ -99,7 +220,7 @@ def test_add_and_gated_activation(isa: str, width: int) -> None:
 def test_rope_rotates_whole_and_partial_heads(isa: str, interleaved: bool, head_dim: int, pairs: int) -> None:
     bench = Bench()
     x = bench.rows("x", normal(40, 3 * head_dim))
-    table = bench.g(RopeTable(tuple(10000.0 ** (-i / pairs) for i in range(pairs))))
+    table = bench.g(RopeTable(tuple(10000.0 ** (-i / pairs) for i in range(pairs)), magnitude=1.25))
     check(bench.build(bench.g(Rope(x, table, head_dim, interleaved))), isa, 40)
 
 

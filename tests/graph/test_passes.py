@@ -37,12 +37,12 @@ def weights_of(graph: Graph) -> dict[str, np.ndarray]:
     return {w.name: rng.normal(size=w.shape) for w in graph.weights.values()}
 
 
-def logits(graph: Graph, weights: dict[str, np.ndarray]) -> list[np.ndarray]:
+def logits(graph: Graph, weights: dict[str, np.ndarray], vocabulary: int = CONFIG.vocab_size) -> list[np.ndarray]:
     """Two ragged steps of two sequences."""
     reference, rng = Reference(graph, weights), np.random.default_rng(1)
     steps = []
     for counts in ((5, 1), (3, 4)):
-        ids = rng.integers(0, CONFIG.vocab_size, sum(counts))
+        ids = rng.integers(0, vocabulary, sum(counts))
         batch = ReferenceBatch(ids, (("a", counts[0]), ("b", counts[1])), (counts[0] - 1, sum(counts) - 1))
         steps.append(reference.run(batch)[graph.outputs["logits"].id])
     return steps
@@ -110,6 +110,27 @@ def test_living_tensors_never_share_memory(fused: bool) -> None:
         living = {k: t for k, t in living.items() if last_use.get(k, -1) > i}
     total = sum(size(t) for node in graph.nodes for t in node.outputs)
     assert arena.num_bytes < total / 3, "memory is reused"
+
+
+def test_heads_normed_before_their_rotation_are_rotated_by_attention_and_not_taken_for_rows() -> None:
+    """Qwen3's queries and keys; and a norm of groups after a sum stays a norm of groups."""
+    g = GraphBuilder()
+    x, v = (g(Embed(Weight(name, (9, 32)))) for name in "xv")
+    q, k = (g(RmsNorm(g(Linear(x, (Weight(n, (32, 32)),), (None,))), Weight(f"{n}n", (16,)), 1e-5, 2)) for n in "qk")
+    table = g(RopeTable((1.0, 0.5)))
+    attention = Attention(
+        g(Rope(q, table, 16, False)), g(Rope(k, table, 16, False)), v, rope=None, rope_interleaved=False, group=0,
+        layer=0, num_heads=2, num_kv_heads=2, head_dim=16, scale=0.25, window=3, softcap=5.0,
+    )  # fmt: skip
+    y = g(RmsNorm(g(Add(x, g(attention))), Weight("n", (32,)), 1e-5, groups=2))
+    graph = g.build({"logits": y}, ())
+    fused = fuse(graph)
+    assert names(fused)["Rope"] == names(fused)["AddRmsNorm"] == 0
+    (op,) = (n.op for n in fused.nodes if isinstance(n.op, Attention))
+    assert (op.q, op.k, op.rope, op.window, op.softcap) == (q, k, table, 3, 5.0)
+    weights = weights_of(graph)
+    for a, b in zip(*(logits(form, weights, vocabulary=9) for form in (graph, fused)), strict=True):
+        assert np.abs(a - b).max() < 1e-12 * np.abs(a).max()
 
 
 def test_a_query_that_is_read_twice_is_not_rotated_in_place() -> None:

@@ -16,13 +16,21 @@ from octavo.graph.schema import (
     Add,
     AddRmsNorm,
     Attention,
+    CombineExperts,
+    Dispatch,
     Embed,
+    ExpertGatedLinear,
+    ExpertLinear,
     GatedActivation,
     GatedLinear,
+    GateRows,
+    LayerNorm,
     Linear,
     Op,
     RmsNorm,
     Rope,
+    Route,
+    Routing,
     Rows,
     SelectRows,
     Tensor,
@@ -32,6 +40,8 @@ from octavo.graph.schema import (
 X = Tensor(0, 64, Rows.TOKENS)
 NARROW = Tensor(1, 32, Rows.TOKENS)
 SELECTED = Tensor(2, 64, Rows.SELECTED)
+ROUTES = Tensor(3, 6, Rows.TOKENS)
+DISPATCHED = Tensor(4, 64, Rows.TOKENS, copies=2)
 
 
 def attention(q: Tensor = X, k: Tensor = NARROW, v: Tensor = NARROW, heads: int = 4, kv_heads: int = 2) -> Attention:
@@ -59,6 +69,21 @@ def attention(q: Tensor = X, k: Tensor = NARROW, v: Tensor = NARROW, heads: int 
         attention(k=X),
         attention(heads=4, kv_heads=3),
         SelectRows(SELECTED),
+        SelectRows(DISPATCHED),
+        RmsNorm(X, Weight("w", (64,)), 1e-5, groups=3),
+        RmsNorm(X, Weight("w", (32,)), 1e-5, groups=4),
+        LayerNorm(X, Weight("w", (64,)), Weight("b", (63,)), 1e-5),
+        Add(X, DISPATCHED),
+        GateRows(X, NARROW),
+        GateRows(DISPATCHED, Tensor(5, 1, Rows.TOKENS)),
+        Route(X, 65, Routing.SOFTMAX_THEN_TOP_K, False, 1.0),
+        Route(SELECTED, 2, Routing.SOFTMAX_THEN_TOP_K, False, 1.0),
+        Dispatch(DISPATCHED, ROUTES),
+        ExpertLinear(X, ROUTES, Weight("w", (4, 8, 64))),
+        ExpertLinear(DISPATCHED, ROUTES, Weight("w", (8, 64))),
+        ExpertLinear(DISPATCHED, ROUTES, Weight("w", (4, 8, 63))),
+        ExpertGatedLinear(DISPATCHED, ROUTES, Weight("g", (4, 8, 64)), Weight("u", (4, 9, 64)), Activation.SILU),
+        CombineExperts(X, ROUTES),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused_with_the_operation(op: Op) -> None:
@@ -75,6 +100,14 @@ def test_outputs_have_the_declared_rows_and_widths() -> None:
         (Rows.TOKENS, 64), (Rows.TOKENS, 48), (Rows.TOKENS, 16), (Rows.SELECTED, 48),
     ]  # fmt: skip
     assert len({t.id for t in (x, q, k, last)}) == 4
+
+
+def test_rows_of_experts_are_counted_until_they_are_combined() -> None:
+    g = GraphBuilder()
+    dispatched = g(Dispatch(X, ROUTES))
+    product = g(ExpertLinear(g(RmsNorm(dispatched, Weight("n", (64,)), 1e-5)), ROUTES, Weight("w", (4, 8, 64))))
+    assert (dispatched.copies, product.copies, product.width) == (2, 2, 8)
+    assert g(CombineExperts(product, ROUTES)).copies == 1
 
 
 def test_one_weight_name_with_two_shapes_is_an_error() -> None:
@@ -104,6 +137,6 @@ def test_a_graph_prints_one_line_an_operation() -> None:
     graph: Graph = g.build({"x": x}, (KVGroup("full", 1, 1, 32),))
     assert str(graph).splitlines() == [
         "%0[tokens, 64] = Embed(weight=table)",
-        "%1[tokens, 64] = RmsNorm(x=%0, weight=norm, eps=1e-05)",
+        "%1[tokens, 64] = RmsNorm(x=%0, weight=norm, eps=1e-05, groups=1)",
     ]
     assert all(f.name in str(graph) for f in fields(RmsNorm))

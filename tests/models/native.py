@@ -39,7 +39,7 @@ class NativeModel:
             model.pack()
         self.max_tokens = max_tokens
         self._program = model.allocate(context // 16, 16, kv_dtype)
-        self._program.pool.fill(0, 0xFF)
+        self._program.pool.fill(0xFF)
         self._table = np.random.default_rng(0).permutation(context // 16).astype(np.int32)[None]
         self.length = 0
 

@@ -256,7 +256,7 @@ def _draw_params(rng: random.Random, model: TinyLlama, max_tokens: int) -> Sampl
 
 def _new_engine(config: EngineConfig, make_engine: MakeEngine) -> Engine:
     engine = make_engine(config)
-    engine.program.pool.fill(0, 0xFF)
+    engine.program.pool.fill(0xFF)
     return engine
 
 

@@ -104,7 +104,7 @@ def fuse_add_norm(graph: Graph) -> Graph:
         if not isinstance(node.op, Add):
             continue
         (total,) = node.outputs
-        norms = [j for j in consumers.get(total.id, []) if isinstance(graph.nodes[j].op, RmsNorm)]
+        norms = [j for j in consumers.get(total.id, []) if _normalizes_whole_rows(graph.nodes[j].op)]
         x_dies = max(consumers[node.op.x.id]) == i
         if norms and x_dies and node.op.x.id not in {t.id for t in graph.outputs.values()}:
             norm = graph.nodes[norms[0]]
@@ -163,6 +163,10 @@ def map_tensors(op: Op, mapping: Mapping[Tensor, Tensor]) -> Op:
 
 def _producers(graph: Graph) -> dict[int, int]:
     return {t.id: i for i, node in enumerate(graph.nodes) for t in node.outputs}
+
+
+def _normalizes_whole_rows(op: Op) -> bool:
+    return isinstance(op, RmsNorm) and op.groups == 1
 
 
 def _uses(graph: Graph) -> Counter[int]:

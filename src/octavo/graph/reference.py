@@ -5,6 +5,7 @@ Knows no storage, no blocks and no threads: a sequence's keys and values are pla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
@@ -14,20 +15,32 @@ from numpy.typing import NDArray
 
 from octavo.graph.builder import Graph
 from octavo.graph.schema import (
+    Activate,
     Activation,
     Add,
     AddRmsNorm,
     Attention,
     Cast,
+    CombineExperts,
+    Dispatch,
     Embed,
+    ExpertGatedLinear,
+    ExpertLinear,
     GatedActivation,
     GatedLinear,
+    GateRows,
+    LayerNorm,
     Linear,
     Op,
+    PositionEmbed,
     RmsNorm,
     Rope,
     RopeTable,
+    Route,
+    Routing,
+    Scale,
     SelectRows,
+    Softcap,
     Tensor,
     Weight,
 )
@@ -57,7 +70,7 @@ class Reference:
     def run(self, batch: ReferenceBatch) -> dict[int, Array]:
         """All tensors of the step by id, each [rows, width]; the caches grow by the step's tokens."""
         self._batch = batch
-        self._positions = np.concatenate(
+        self._positions: NDArray[np.int64] = np.concatenate(
             [self.lengths.get(name, 0) + np.arange(rows) for name, rows in batch.sequences]
         )
         self._values: dict[int, Array] = {}
@@ -84,8 +97,22 @@ class Reference:
         return self._weight(op.weight)[self._batch.token_ids]
 
     @_compute.register
+    def _(self, op: PositionEmbed) -> Array:
+        return self._weight(op.weight)[self._positions]
+
+    @_compute.register
     def _(self, op: RmsNorm) -> Array:
-        return rms_norm(self._get(op.x), self._weight(op.weight), op.eps)
+        return rms_norm(self._get(op.x), self._weight(op.weight), op.eps, op.groups)
+
+    @_compute.register
+    def _(self, op: LayerNorm) -> Array:
+        x = self._get(op.x).reshape(-1, op.groups, op.x.width // op.groups)
+        centered = x - x.mean(axis=2, keepdims=True)
+        normed = centered / np.sqrt(np.mean(centered**2, axis=2, keepdims=True) + op.eps)
+        bias = np.zeros(op.weight.shape) if op.bias is None else self._weight(op.bias)
+        repeats = op.x.width // op.weight.shape[0]
+        rows: Array = normed.reshape(-1, op.x.width) * np.tile(self._weight(op.weight), repeats)
+        return rows + np.tile(bias, repeats)
 
     @_compute.register
     def _(self, op: AddRmsNorm) -> tuple[Array, Array]:
@@ -95,6 +122,23 @@ class Reference:
     @_compute.register
     def _(self, op: Add) -> Array:
         return self._get(op.x) + self._get(op.y)
+
+    @_compute.register
+    def _(self, op: Scale) -> Array:
+        return self._get(op.x) * op.factor
+
+    @_compute.register
+    def _(self, op: Softcap) -> Array:
+        return softcap(self._get(op.x), op.cap)
+
+    @_compute.register
+    def _(self, op: Activate) -> Array:
+        return activate(op.activation, self._get(op.x))
+
+    @_compute.register
+    def _(self, op: GateRows) -> Array:
+        gate: Array = 1 / (1 + np.exp(-self._get(op.gate)))
+        return self._get(op.x) * gate
 
     @_compute.register
     def _(self, op: Linear) -> tuple[Array, ...]:
@@ -116,7 +160,8 @@ class Reference:
     @_compute.register
     def _(self, op: RopeTable) -> Array:
         angles = self._positions[:, None] * np.array(op.frequencies)
-        return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+        table: Array = op.magnitude * np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+        return table
 
     @_compute.register
     def _(self, op: Rope) -> Array:
@@ -143,11 +188,63 @@ class Reference:
             self.cache[place] = (new_k, new_v)
             queries_a_head = op.num_heads // op.num_kv_heads
             scores = op.scale * heads_q @ np.repeat(new_k, queries_a_head, axis=0).transpose(0, 2, 1)
-            hidden = np.arange(new_k.shape[1])[None, :] > self._positions[part][:, None]
+            if op.softcap:
+                scores = softcap(scores, op.softcap)
+            behind = self._positions[part][:, None] - np.arange(new_k.shape[1])[None, :]
+            hidden = (behind < 0) | ((behind >= op.window) if op.window else False)
             weights = softmax(np.where(hidden, -np.inf, scores))
             attended = weights @ np.repeat(new_v, queries_a_head, axis=0)
             out[part] = attended.transpose(1, 0, 2).reshape(rows, -1)
         return out
+
+    @_compute.register
+    def _(self, op: Route) -> Array:
+        scores = self._get(op.scores)
+        ids = np.argsort(-scores, axis=1, kind="stable")[:, : op.top_k]  # ties by lower id
+        chosen = np.take_along_axis(scores, ids, axis=1)
+        if op.routing is Routing.SOFTMAX_THEN_TOP_K:
+            weights = np.take_along_axis(softmax(scores), ids, axis=1)
+        else:
+            weights = softmax(chosen)
+        if op.renormalize:
+            weights = weights / weights.sum(axis=1, keepdims=True)
+        rows = np.empty(ids.size)
+        rows[np.argsort(ids.reshape(-1), kind="stable")] = np.arange(ids.size)
+        return np.concatenate([ids, weights * op.scale, rows.reshape(ids.shape)], axis=1)
+
+    def _routes(self, routes: Tensor) -> tuple[Array, Array, Array]:
+        """Of each token: ids, weights, rows of Dispatch; [tokens, top_k] each."""
+        ids, weights, rows = np.split(self._get(routes), 3, axis=1)
+        return ids, weights, rows
+
+    def _expert_product(self, x: Tensor, routes: Tensor, weight: Weight) -> Array:
+        ids, _, rows = self._routes(routes)
+        out = np.empty((ids.size, weight.shape[1]))
+        for expert, row in zip(ids.reshape(-1).astype(int), rows.reshape(-1).astype(int), strict=True):
+            out[row] = self._weight(weight)[expert] @ self._get(x)[row]
+        return out
+
+    @_compute.register
+    def _(self, op: Dispatch) -> Array:
+        rows = self._routes(op.routes)[2].astype(int)
+        out = np.empty((rows.size, op.x.width))
+        out[rows] = self._get(op.x)[:, None]
+        return out
+
+    @_compute.register
+    def _(self, op: ExpertLinear) -> Array:
+        return self._expert_product(op.x, op.routes, op.weight)
+
+    @_compute.register
+    def _(self, op: ExpertGatedLinear) -> Array:
+        gate = self._expert_product(op.x, op.routes, op.gate)
+        return activate(op.activation, gate) * self._expert_product(op.x, op.routes, op.up)
+
+    @_compute.register
+    def _(self, op: CombineExperts) -> Array:
+        _, weights, rows = self._routes(op.routes)
+        total: Array = (weights[:, :, None] * self._get(op.x)[rows.astype(int)]).sum(axis=1)
+        return total
 
     @_compute.register
     def _(self, op: SelectRows) -> Array:
@@ -158,10 +255,16 @@ class Reference:
         return self._get(op.x)
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    mean: Array = np.mean(x * x, axis=-1, keepdims=True)
-    normed: Array = x / np.sqrt(mean + eps) * weight
-    return normed
+def rms_norm(x: Array, weight: Array, eps: float, groups: int = 1) -> Array:
+    parts = x.reshape(len(x), groups, -1)
+    normed = parts / np.sqrt(np.mean(parts * parts, axis=2, keepdims=True) + eps)
+    scaled: Array = normed.reshape(x.shape) * np.tile(weight, x.shape[1] // len(weight))
+    return scaled
+
+
+def softcap(x: Array, cap: float) -> Array:
+    capped: Array = cap * np.tanh(x / cap)
+    return capped
 
 
 def softmax(x: Array) -> Array:
@@ -171,10 +274,17 @@ def softmax(x: Array) -> Array:
 
 
 def activate(activation: Activation, x: Array) -> Array:
+    share: Array
     match activation:
         case Activation.SILU:
-            e: Array = np.exp(-x)
-            return x / (1 + e)
+            share = 1 / (1 + np.exp(-x))
+        case Activation.GELU:
+            share = np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2)) / 2
+        case Activation.GELU_TANH:
+            share = (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+        case Activation.RELU:
+            share = np.greater(x, 0).astype(np.float64)
+    return x * share
 
 
 def rotate(x: Array, table: Array, head_dim: int, interleaved: bool) -> Array:

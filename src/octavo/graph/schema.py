@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class Rows(enum.Enum):
@@ -57,6 +57,15 @@ Result = tuple[Rows, int] | tuple[Rows, int, int]  # rows, width, copies (1)
 def check(ok: bool, op: object, want: str) -> None:
     if not ok:
         raise ValueError(f"shape: {want}: {op}")
+
+
+def rows_of(x: Tensor, width: int) -> Result:
+    """As many rows as x has, of another width."""
+    return x.rows, width, x.copies
+
+
+def alike(x: Tensor, y: Tensor) -> bool:
+    return (x.rows, x.width, x.copies) == (y.rows, y.width, y.copies)
 
 
 def check_norm(op: object, x: Tensor, weight: Weight, groups: int) -> None:
@@ -106,7 +115,7 @@ class RmsNorm(Op):
 
     def results(self) -> tuple[Result, ...]:
         check_norm(self, self.x, self.weight, self.groups)
-        return ((self.x.rows, self.x.width),)
+        return (rows_of(self.x, self.x.width),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,7 @@ class LayerNorm(Op):
     def results(self) -> tuple[Result, ...]:
         check_norm(self, self.x, self.weight, self.groups)
         check(self.bias is None or self.bias.shape == self.weight.shape, self, "bias is like weight")
-        return ((self.x.rows, self.x.width),)
+        return (rows_of(self.x, self.x.width),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +144,9 @@ class AddRmsNorm(Op):
     eps: float
 
     def results(self) -> tuple[Result, ...]:
-        check(self.x.width == self.y.width and self.x.rows == self.y.rows, self, "x and y are alike")
+        check(alike(self.x, self.y), self, "x and y are alike")
         check(self.weight.shape == (self.x.width,), self, "weight is [width]")
-        return ((self.x.rows, self.x.width), (self.x.rows, self.x.width))
+        return rows_of(self.x, self.x.width), rows_of(self.x, self.x.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +155,8 @@ class Add(Op):
     y: Tensor
 
     def results(self) -> tuple[Result, ...]:
-        check(self.x.width == self.y.width and self.x.rows == self.y.rows, self, "x and y are alike")
-        return ((self.x.rows, self.x.width),)
+        check(alike(self.x, self.y), self, "x and y are alike")
+        return (rows_of(self.x, self.x.width),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +167,7 @@ class Scale(Op):
     factor: float
 
     def results(self) -> tuple[Result, ...]:
-        return ((self.x.rows, self.x.width),)
+        return (rows_of(self.x, self.x.width),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +178,7 @@ class Softcap(Op):
     cap: float
 
     def results(self) -> tuple[Result, ...]:
-        return ((self.x.rows, self.x.width),)
+        return (rows_of(self.x, self.x.width),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +187,7 @@ class Activate(Op):
     activation: Activation
 
     def results(self) -> tuple[Result, ...]:
-        return ((self.x.rows, self.x.width),)
+        return (rows_of(self.x, self.x.width),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +203,7 @@ class Linear(Op):
         for w, b in zip(self.weights, self.biases, strict=True):
             check(w.shape[1] == self.x.width, self, "weight is [out_features, x.width]")
             check(b is None or b.shape == (w.shape[0],), self, "bias is [out_features]")
-        return tuple((self.x.rows, w.shape[0]) for w in self.weights)
+        return tuple(rows_of(self.x, w.shape[0]) for w in self.weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +215,8 @@ class GatedActivation(Op):
     activation: Activation
 
     def results(self) -> tuple[Result, ...]:
-        check(self.gate.width == self.up.width and self.gate.rows == self.up.rows, self, "gate and up are alike")
-        return ((self.gate.rows, self.gate.width),)
+        check(alike(self.gate, self.up), self, "gate and up are alike")
+        return (rows_of(self.gate, self.gate.width),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +231,7 @@ class GatedLinear(Op):
     def results(self) -> tuple[Result, ...]:
         check(self.gate.shape == self.up.shape, self, "gate and up are alike")
         check(self.gate.shape[1] == self.x.width, self, "gate is [out_features, x.width]")
-        return ((self.x.rows, self.gate.shape[0]),)
+        return (rows_of(self.x, self.gate.shape[0]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +260,7 @@ class Rope(Op):
     def results(self) -> tuple[Result, ...]:
         check(self.x.width % self.head_dim == 0, self, "x is whole heads")
         check(self.table.width <= self.head_dim, self, "no more rotated dimensions than head_dim")
-        return ((self.x.rows, self.x.width),)
+        return (rows_of(self.x, self.x.width),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +304,8 @@ class GateRows(Op):
     gate: Tensor  # [rows, 1]
 
     def results(self) -> tuple[Result, ...]:
-        check(self.gate.width == 1 and self.gate.rows == self.x.rows, self, "gate is [rows, 1]")
-        return ((self.x.rows, self.x.width),)
+        check(alike(self.gate, replace(self.x, width=1)), self, "gate is [rows, 1]")
+        return (rows_of(self.x, self.x.width),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +325,7 @@ class Route(Op):
 
     def results(self) -> tuple[Result, ...]:
         check(1 <= self.top_k <= self.scores.width, self, "top_k is at most the number of experts")
-        check(self.scores.rows is Rows.TOKENS, self, "scores has one row a token")
+        check(self.scores.rows is Rows.TOKENS and self.scores.copies == 1, self, "scores has one row a token")
         return ((Rows.TOKENS, 3 * self.top_k),)
 
 
@@ -328,7 +337,7 @@ class Dispatch(Op):
     routes: Tensor
 
     def results(self) -> tuple[Result, ...]:
-        check(self.x.rows is Rows.TOKENS and self.routes.width % 3 == 0, self, "x has one row a token")
+        check(self.x.rows is Rows.TOKENS and self.x.copies == 1, self, "x has one row a token")
         return ((Rows.TOKENS, self.x.width, self.routes.width // 3),)
 
 
@@ -343,7 +352,7 @@ class ExpertLinear(Op):
     def results(self) -> tuple[Result, ...]:
         check(self.x.copies * 3 == self.routes.width, self, "x has a row for each route")
         check(len(self.weight.shape) == 3 and self.weight.shape[2] == self.x.width, self, "weight is [e, out, x.width]")
-        return ((self.x.rows, self.weight.shape[1], self.x.copies),)
+        return (rows_of(self.x, self.weight.shape[1]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +369,7 @@ class ExpertGatedLinear(Op):
         check(self.x.copies * 3 == self.routes.width, self, "x has a row for each route")
         check(self.gate.shape == self.up.shape and len(self.gate.shape) == 3, self, "gate and up are alike")
         check(self.gate.shape[2] == self.x.width, self, "gate is [experts, out_features, x.width]")
-        return ((self.x.rows, self.gate.shape[1], self.x.copies),)
+        return (rows_of(self.x, self.gate.shape[1]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +381,7 @@ class CombineExperts(Op):
 
     def results(self) -> tuple[Result, ...]:
         check(self.x.copies * 3 == self.routes.width, self, "x has a row for each route")
-        return ((self.x.rows, self.x.width),)
+        return ((Rows.TOKENS, self.x.width),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +391,7 @@ class SelectRows(Op):
     x: Tensor
 
     def results(self) -> tuple[Result, ...]:
-        check(self.x.rows is Rows.TOKENS, self, "x has one row a token")
+        check(self.x.rows is Rows.TOKENS and self.x.copies == 1, self, "x has one row a token")
         return ((Rows.SELECTED, self.x.width),)
 
 
@@ -393,7 +402,7 @@ class Cast(Op):
     x: Tensor
 
     def results(self) -> tuple[Result, ...]:
-        return ((self.x.rows, self.x.width),)
+        return (rows_of(self.x, self.x.width),)
 
 
 OPERATIONS: tuple[type[Op], ...] = (

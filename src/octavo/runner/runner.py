@@ -27,7 +27,7 @@ class Program(Protocol):
         self, token_ids: Ints, first_row: Ints, first_position: Ints, block_tables: Sequence[Ints], selected_rows: Ints
     ) -> None: ...
     def sample(self, rows: int, /, *arrays: NDArray[Any]) -> None: ...
-    def copy_blocks(self, group: int, source: Ints, destination: Ints) -> None: ...
+    def copy_blocks(self, source: Ints, destination: Ints) -> None: ...
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Runner:
             self._learn(seq)
         if plan.block_copies:
             source, destination = np.array(plan.block_copies, np.int32).T.copy()
-            self._program.copy_blocks(0, source, destination)
+            self._program.copy_blocks(source, destination)
         if not plan.scheduled:
             return StepResult(plan.step)
 

@@ -92,9 +92,7 @@ class CpuModel:
             if len(t.shape) == 1:
                 self._weights.add_vector(t.values().reshape(-1))
             else:
-                self._weights.add_matrix(
-                    int(t.type), t.shape[0], t.shape[1], np.ascontiguousarray(t.load()).reshape(-1)
-                )
+                self._weights.add_matrix(int(t.type), *_matrices(t), np.ascontiguousarray(t.load()).reshape(-1))
         self._stored = []
 
     @property
@@ -110,15 +108,15 @@ class CpuModel:
         )
 
     def block_bytes(self, block_size: int, kv_dtype: str) -> int:
-        """What one block of every KV group costs, over all layers."""
-        return sum(shape.block_bytes for shape in self._group_shapes(1, block_size, kv_dtype))
+        """What one block of the pool costs; it has room for as many layers as the largest KV group has."""
+        return self._kv_shape(1, block_size, kv_dtype).block_bytes
 
     def allocate(self, num_blocks: int, block_size: int, kv_dtype: str) -> CpuProgram:
         """The paged cache and a program that computes with it, once the weights are packed."""
         assert self._weights is not None, "pack() comes first"
         low = self.lowered
         with _reserving(f"{num_blocks:,} cache blocks and {self.workspace_bytes:,} bytes of workspace"):
-            pool = _native.KVPool(self._group_shapes(num_blocks, block_size, kv_dtype))
+            pool = _native.KVPool(self._kv_shape(num_blocks, block_size, kv_dtype), len(low.graph.kv_groups))
             program = _native.Program(
                 self._executor,
                 self._weights,
@@ -131,11 +129,11 @@ class CpuModel:
             )
         return CpuProgram(program, pool, {name: t.id for name, t in low.graph.outputs.items()})
 
-    def _group_shapes(self, num_blocks: int, block_size: int, kv_dtype: str) -> list[_native.KVGroupShape]:
-        return [
-            _native.KVGroupShape(KV_TYPES[kv_dtype], g.num_layers, num_blocks, block_size, g.num_kv_heads, g.head_dim)
-            for g in self.lowered.graph.kv_groups
-        ]
+    def _kv_shape(self, num_blocks: int, block_size: int, kv_dtype: str) -> _native.KVShape:
+        groups = self.lowered.graph.kv_groups
+        num_layers = max(g.num_layers for g in groups)
+        kind, first = KV_TYPES[kv_dtype], groups[0]
+        return _native.KVShape(kind, num_layers, num_blocks, block_size, first.num_kv_heads, first.head_dim)
 
 
 class CpuProgram:
@@ -167,8 +165,8 @@ class CpuProgram:
         """Samples from the first `rows` rows of the logits: runner.sampler.NativeSample."""
         self.native.sample(self._outputs["logits"], rows, *arrays)
 
-    def copy_blocks(self, group: int, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
-        self.pool.copy_blocks(group, source, destination)
+    def copy_blocks(self, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
+        self.pool.copy_blocks(source, destination)
 
 
 @contextmanager
@@ -185,4 +183,11 @@ def _reserving(what: str) -> Iterator[None]:
 def _packed_bytes(t: StoredTensor) -> int:
     if len(t.shape) == 1:
         return _native.vector_bytes(t.shape[0])
-    return _native.matrix_bytes(int(t.type), t.shape[0], t.shape[1])
+    experts, n, k = _matrices(t)
+    return experts * _native.matrix_bytes(int(t.type), n, k)
+
+
+def _matrices(t: StoredTensor) -> tuple[int, int, int]:
+    """(experts, out_features, in_features)"""
+    *experts, n, k = t.shape
+    return (experts[0] if experts else 1), n, k

@@ -17,7 +17,21 @@ from octavo.backends.cpu import _native
 from octavo.core.errors import ModelFileError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.passes import fuse, map_tensors, plan_arena
-from octavo.graph.schema import OPERATIONS, AddRmsNorm, Attention, Cast, GatedLinear, Linear, Rows, Tensor, Weight
+from octavo.graph.schema import (
+    OPERATIONS,
+    AddRmsNorm,
+    Attention,
+    Cast,
+    ExpertGatedLinear,
+    ExpertLinear,
+    GatedLinear,
+    Linear,
+    Rows,
+    Scale,
+    Softcap,
+    Tensor,
+    Weight,
+)
 from octavo.quantization.formats import WeightType
 
 MAX_HEAD_DIM = 256
@@ -51,7 +65,7 @@ class Lowered:
     graph: Graph
     weights: tuple[Weight, ...]
     records: NDArray[np.int64]
-    tensors: NDArray[np.int64]  # [num_tensors, 4]: offset, width, rows, storage
+    tensors: NDArray[np.int64]  # [num_tensors, 5]: offset, width, rows, copies, storage
     arena_bytes: int
 
 
@@ -77,6 +91,9 @@ def lower(
         may_pair=lambda a, b: weight_types[a.name] == weight_types[b.name],
         may_share_input=lambda a, b: wanted_by(a) == wanted_by(b),
     )
+    if len({(g.num_kv_heads, g.head_dim) for g in graph.kv_groups}) > 1:
+        heads = ", ".join(f"{g.name} {g.num_kv_heads} x {g.head_dim}" for g in graph.kv_groups)
+        raise ModelFileError(f"layers differ in KV heads ({heads}); one pool of cache blocks needs them alike")
     for node in graph.nodes:
         if isinstance(node.op, Attention) and node.op.head_dim > MAX_HEAD_DIM:
             raise ModelFileError(f"head size is {node.op.head_dim}; at most {MAX_HEAD_DIM} is supported")
@@ -85,13 +102,13 @@ def lower(
                 raise ModelFileError(f"a token's row has {t.width:,} values; at most {MAX_ROW_WIDTH:,} are supported")
     graph, storage = _choose_storages(graph, wanted_by)
     num_rows = {Rows.TOKENS: max_tokens, Rows.SELECTED: max_sequences}
-    arena = plan_arena(graph, lambda t: num_rows[t.rows] * _native.row_bytes(storage[t.id], t.width))
+    arena = plan_arena(graph, lambda t: num_rows[t.rows] * t.copies * _native.row_bytes(storage[t.id], t.width))
     weights = tuple(graph.weights.values())
     weight_ids = {w: i for i, w in enumerate(weights)}
-    tensors = np.zeros((1 + max(t.id for n in graph.nodes for t in n.outputs), 4), np.int64)
+    tensors = np.zeros((1 + max(t.id for n in graph.nodes for t in n.outputs), 5), np.int64)
     for node in graph.nodes:
         for t in node.outputs:
-            tensors[t.id] = (arena.offsets[t.id], t.width, t.rows.value, storage[t.id])
+            tensors[t.id] = (arena.offsets[t.id], t.width, t.rows.value, t.copies, storage[t.id])
     records = [word for node in graph.nodes for word in _encode(node, weight_ids)]
     return Lowered(graph, weights, np.array(records, np.int64), tensors, arena.num_bytes)
 
@@ -99,18 +116,27 @@ def lower(
 def _choose_storages(graph: Graph, wanted_by: Callable[[Weight], Storage]) -> tuple[Graph, dict[int, Storage]]:
     """What every reader of a tensor wants decides its storage; where they differ, it is float32 and casts follow."""
 
-    def wanted_input(node: Node) -> Storage:
-        op = node.op
-        if isinstance(op, Linear):
-            storage = wanted_by(op.weights[0])
-            is_last = any(t in graph.outputs.values() for t in node.outputs)
-            return Storage.INT8_TWICE if is_last and storage == Storage.INT8_BLOCKS else storage
-        return wanted_by(op.gate) if isinstance(op, GatedLinear) else Storage.FLOAT32
+    results = set(graph.outputs.values())
+    for node in reversed(graph.nodes):  # logits may be scaled and capped on their way out
+        if isinstance(node.op, Scale | Softcap) and results.intersection(node.outputs):
+            results.add(node.op.x)
+
+    def wanted_input(node: Node, t: Tensor) -> Storage:
+        match node.op:
+            case Linear(weights=(weight, *_)):
+                storage = wanted_by(weight)
+                is_last = not results.isdisjoint(node.outputs)
+                return Storage.INT8_TWICE if is_last and storage == Storage.INT8_BLOCKS else storage
+            case GatedLinear(gate=weight):
+                return wanted_by(weight)
+            case ExpertLinear(x=x, weight=weight) | ExpertGatedLinear(x=x, gate=weight) if t == x:
+                return wanted_by(weight)
+        return Storage.FLOAT32
 
     wants: dict[int, set[Storage]] = {}
     for node in graph.nodes:
         for t in node.inputs:
-            wants.setdefault(t.id, set()).add(wanted_input(node))
+            wants.setdefault(t.id, set()).add(wanted_input(node, t))
     for t in graph.outputs.values():
         wants.setdefault(t.id, set()).add(Storage.FLOAT32)
 
@@ -119,8 +145,8 @@ def _choose_storages(graph: Graph, wanted_by: Callable[[Weight], Storage]) -> tu
     casts: dict[tuple[Tensor, Storage], Tensor] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        want = wanted_input(node)
-        replaced = {t: casts[t, want] for t in node.inputs if (t, want) in casts}
+        wanted_inputs = [(t, wanted_input(node, t)) for t in node.inputs]
+        replaced = {t: casts[t, want] for t, want in wanted_inputs if (t, want) in casts}
         nodes.append(Node(map_tensors(node.op, replaced), node.outputs))
         for t in node.outputs:
             wanted = wants.get(t.id, {Storage.FLOAT32})
@@ -129,7 +155,7 @@ def _choose_storages(graph: Graph, wanted_by: Callable[[Weight], Storage]) -> tu
                 continue
             storage[t.id] = Storage.FLOAT32
             for other in sorted(wanted - {Storage.FLOAT32}):
-                cast = Tensor(next_id, t.width, t.rows)
+                cast = replace(t, id=next_id)
                 next_id += 1
                 casts[t, other] = cast
                 storage[cast.id] = other
@@ -169,5 +195,6 @@ def _encode(node: Node, weight_ids: Mapping[Weight, int]) -> list[int]:
 
     encoded = [OPERATIONS.index(type(node.op))]
     for f in fields(node.op):
-        encoded += words(getattr(node.op, f.name))
+        value = getattr(node.op, f.name)
+        encoded += words(float(value) if f.type == "float" else value)  # a whole number will do for a float
     return encoded + words(node.outputs)
