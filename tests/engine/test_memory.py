@@ -7,6 +7,7 @@ import pytest
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
+from octavo.core.records import KVGroup
 from octavo.engine.memory import MachineMemory, MemoryBudget, ModelMemory, plan_memory, read_machine_memory
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -17,7 +18,9 @@ MODEL = ModelMemory(
     block_bytes=MIB,
     block_size=16,
     max_model_len=1000,
+    max_chunk=100,
     kv_cache_dtype="bfloat16",
+    kv_groups=(KVGroup("full", num_layers=4, num_kv_heads=2, head_dim=64),),
 )
 BLOCKS_OF_ONE = 63
 
@@ -125,6 +128,54 @@ def test_the_table_has_a_row_for_each_number() -> None:
         "KV tokens": "1,600",
         "full-length sequences": "1.6 of 1,000 tokens",
     }
+
+
+# As Gemma 3 with 26 layers: in one pool of blocks for four layers each.
+SLIDING = tuple(
+    KVGroup(f"sliding {i}", num_layers=n, num_kv_heads=1, head_dim=256, kind="sliding", window=512)
+    for i, n in enumerate([4, 4, 4, 4, 4, 2])
+)
+MIXED = replace(
+    MODEL, max_model_len=32_768, max_chunk=2048, kv_groups=(KVGroup("full", 4, 1, 256), *SLIDING), block_bytes=MIB // 16
+)
+BLOCKS_AT_LENGTH = 2048 + 6 * 33
+BLOCKS_OF_CHUNK = 6 * 128
+
+
+def test_the_table_says_what_the_sliding_window_saves() -> None:
+    config = EngineConfig(model="m.gguf", num_blocks_override=3 * BLOCKS_AT_LENGTH)
+    rows = dict(plan_memory(MACHINE, MIXED, config).rows())
+    assert rows["KV blocks"] == "6,738 of 16 tokens in 4 layers, 64.0 KiB each"
+    assert rows["KV tokens"] == "98,304"
+    assert rows["full-length sequences"] == "3.0 of 32,768 tokens"
+    assert rows["sliding window"] == (
+        "22 of 26 layers keep 512 tokens: a full-length sequence takes 140.38 MiB instead of 896.00 MiB"
+    )
+
+
+def test_a_window_as_long_as_a_sequence_saves_nothing_and_is_not_spoken_of() -> None:
+    model = replace(MIXED, max_model_len=512)
+    rows = dict(plan_memory(MACHINE, model, EngineConfig(model="m.gguf", num_blocks_override=448)).rows())
+    assert "sliding window" not in rows
+    assert rows["KV tokens"] == "1,024"
+    assert rows["full-length sequences"] == "2.0 of 512 tokens"
+
+
+def test_by_default_sliding_layers_get_a_window_for_each_sequence_and_one_chunk() -> None:
+    budget = plan_memory(MACHINE, MIXED, EngineConfig(model="m.gguf", max_num_seqs=2))
+    assert budget.num_blocks == 2 * BLOCKS_AT_LENGTH + BLOCKS_OF_CHUNK
+
+
+def test_one_sequence_needs_room_for_its_window_and_a_chunk() -> None:
+    needed = BLOCKS_AT_LENGTH + BLOCKS_OF_CHUNK
+    config = EngineConfig(model="m.gguf", num_blocks_override=needed)
+    assert plan_memory(MACHINE, MIXED, config).num_blocks == needed
+    with pytest.raises(ConfigError, match=r"--max-model-len 32752, or .*a smaller --max-num-batched-tokens"):
+        plan_memory(MACHINE, MIXED, replace(config, num_blocks_override=needed - 1))
+    shorter = replace(MIXED, max_model_len=32_752)
+    assert plan_memory(MACHINE, shorter, replace(config, num_blocks_override=needed - 1)).num_blocks == needed - 1
+    with pytest.raises(ConfigError, match=r"room for 16 tokens"):
+        plan_memory(MACHINE, MIXED, replace(config, num_blocks_override=7))
 
 
 def machine_files(root: Path, **files: str) -> Path:

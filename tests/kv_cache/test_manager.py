@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 
-from octavo.core.records import Request, SamplingParams, Sequence
+from octavo.core.records import KVGroup, Request, SamplingParams, Sequence
 from octavo.kv_cache.manager import Admission, KVCacheManager
 
 SIZE = 8
@@ -32,9 +32,13 @@ def compute(cache: KVCacheManager, seq: Sequence, num_computed_tokens: int | Non
 
 
 def admitted(cache: KVCacheManager, seq: Sequence) -> Sequence:
-    assert cache.admit(seq) is Admission.ADMITTED
+    assert cache.admit(seq, max_chunk=SIZE) is Admission.ADMITTED
     cache.check_invariants()
     return seq
+
+
+def full_table(cache: KVCacheManager, seq: Sequence) -> list[int]:
+    return cache.block_tables(seq)[0][0]
 
 
 def test_a_later_sequence_shares_what_an_earlier_one_computed() -> None:
@@ -43,7 +47,7 @@ def test_a_later_sequence_shares_what_an_earlier_one_computed() -> None:
     compute(cache, a)
     b = admitted(cache, sequence(prompt(17)))
     assert b.num_cached_tokens == b.num_computed_tokens == 16
-    assert cache.block_table(b)[:2] == cache.block_table(a)[:2]
+    assert full_table(cache, b)[:2] == full_table(cache, a)[:2]
     assert cache.num_blocks_in_use == 4
     assert (cache.num_prefix_queries, cache.num_prefix_hits) == (37, 16)
 
@@ -62,9 +66,9 @@ def test_a_common_new_prefix_is_waited_for_and_waiting_holds_nothing() -> None:
     cache = KVCacheManager(8, SIZE)
     a, b = admitted(cache, sequence(prompt(24))), sequence(prompt(24))
     in_use = cache.num_blocks_in_use
-    assert cache.admit(b) is Admission.COMPUTING
+    assert cache.admit(b, max_chunk=1000) is Admission.COMPUTING
     compute(cache, a, 8)
-    assert cache.admit(b) is Admission.COMPUTING, "the second block is still being computed"
+    assert cache.admit(b, max_chunk=1000) is Admission.COMPUTING, "the second block is still being computed"
     assert cache.num_blocks_in_use == in_use
     compute(cache, a, 16)
     assert admitted(cache, b).num_cached_tokens == 16
@@ -74,7 +78,7 @@ def test_a_waiting_sequence_computes_for_itself_once_the_owner_is_gone() -> None
     cache = KVCacheManager(8, SIZE)
     a, b = admitted(cache, sequence(prompt(24))), sequence(prompt(24))
     compute(cache, a, 8)
-    assert cache.admit(b) is Admission.COMPUTING
+    assert cache.admit(b, max_chunk=1000) is Admission.COMPUTING
     cache.free(a)
     cache.check_invariants()
     assert admitted(cache, b).num_cached_tokens == 8, "what the owner did compute stays"
@@ -105,7 +109,7 @@ def test_admission_is_all_or_nothing() -> None:
     cache.free(first)
     assert cache.num_blocks_cached == 1
     too_long = sequence(prompt(25))
-    assert cache.admit(too_long) is Admission.NO_BLOCKS
+    assert cache.admit(too_long, max_chunk=1000) is Admission.NO_BLOCKS
     cache.check_invariants()
     assert cache.num_blocks_in_use == 0
     assert admitted(cache, sequence(prompt(24))).num_cached_tokens == 8
@@ -118,7 +122,7 @@ def test_the_matched_idle_blocks_do_not_count_as_room_for_the_rest() -> None:
     cache.free(a)
     admitted(cache, sequence(prompt(9, start=100)))
     assert cache.pool.num_free == 2
-    assert cache.admit(sequence(prompt(17))) is Admission.NO_BLOCKS
+    assert cache.admit(sequence(prompt(17)), max_chunk=1000) is Admission.NO_BLOCKS
     cache.check_invariants()
 
 
@@ -151,7 +155,7 @@ def test_growing_says_no_when_blocks_run_out() -> None:
     cache.check_invariants()
 
 
-def test_a_block_equal_to_an_existing_one_and_all_after_it_stay_private() -> None:
+def test_a_block_equal_to_one_in_use_stays_private_and_those_after_it_are_cached() -> None:
     cache = KVCacheManager(12, SIZE)
     a, b = admitted(cache, sequence(prompt(8))), admitted(cache, sequence(prompt(8)))
     for seq in (a, b):
@@ -159,12 +163,13 @@ def test_a_block_equal_to_an_existing_one_and_all_after_it_stay_private() -> Non
         seq.token_ids += prompt(8, start=8 if seq is a else 50)
         assert cache.grow(seq, 16)
         compute(cache, seq)
-    assert len(list(cache.index.nodes())) == 2, "only the first one's two blocks"
-    cache.free(a)
-    cache.check_invariants()
+    assert len(list(cache.index.nodes())) == 3
     cache.free(b)
     cache.check_invariants()
-    assert cache.num_blocks_cached == 2
+    assert cache.num_blocks_cached == 1, "the second block"
+    cache.free(a)
+    cache.check_invariants()
+    assert cache.num_blocks_cached == 3
 
 
 def test_long_chains_are_evicted_from_their_ends() -> None:
@@ -190,3 +195,124 @@ def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
     admitted(cache, a)
     assert (a.num_computed_tokens, a.num_cached_tokens) == (16, 0)
     assert cache.num_prefix_queries == 10, "a preempted request is not counted again"
+
+
+WINDOW = 12  # two blocks before a block's end
+FULL = KVGroup("full", num_layers=1, num_kv_heads=1, head_dim=1)
+SLIDING = KVGroup("sliding", num_layers=1, num_kv_heads=1, head_dim=1, kind="sliding", window=WINDOW)
+
+
+def run_through(cache: KVCacheManager, seq: Sequence, chunk: int = SIZE, until: int | None = None) -> None:
+    """Compute what a sequence lacks in chunks, growing before each."""
+    end = seq.num_tokens if until is None else until
+    while seq.num_computed_tokens < end:
+        num_tokens = min(end, seq.num_computed_tokens + chunk)
+        assert cache.grow(seq, num_tokens)
+        compute(cache, seq, num_tokens)
+
+
+def test_a_sliding_group_holds_its_window_and_a_chunk_only() -> None:
+    cache = KVCacheManager(64, SIZE, groups=(SLIDING, FULL))
+    seq = admitted(cache, sequence(prompt(160)))
+    assert cache.num_blocks_in_use == 20, "the full group has its blocks at once"
+    run_through(cache, seq)
+    (sliding, full), lengths = cache.block_tables(seq)
+    assert (len(sliding), len(full)) == lengths == (20, 20)
+    assert cache.num_blocks_in_use == 20 + 3
+    assert cache.num_blocks_cached == 17, "what left the window is cached"
+    assert cache.num_blocks_in_use <= cache.blocks_of_sequence(160, SIZE)
+
+
+def test_admission_counts_a_window_and_a_chunk_of_sliding_groups() -> None:
+    groups = (FULL, SLIDING, SLIDING)
+    needed = 10 + 2 * 4  # of a window and a chunk of 8 tokens at any place
+    assert KVCacheManager(64, SIZE, groups=groups).blocks_of_sequence(80, max_chunk=8) == needed
+    for num_blocks, answer in ((needed, Admission.ADMITTED), (needed - 1, Admission.NO_BLOCKS)):
+        cache = KVCacheManager(num_blocks, SIZE, groups=groups)
+        seq = sequence(prompt(80))
+        assert cache.admit(seq, max_chunk=8) is answer
+        cache.check_invariants()
+    assert cache.num_blocks_in_use == 0
+
+
+def test_a_prefix_longer_than_the_window_is_shared_without_the_blocks_before_the_window() -> None:
+    cache = KVCacheManager(64, SIZE, groups=(FULL, SLIDING))
+    a = admitted(cache, sequence(prompt(80)))
+    run_through(cache, a)
+    b = admitted(cache, sequence([*prompt(80), 1, 2]))
+    assert b.num_cached_tokens == 80
+    (full, sliding), _ = cache.block_tables(b)
+    (a_full, a_sliding), _ = cache.block_tables(a)
+    assert full[:10] == a_full
+    assert sliding == [0] * 8 + a_sliding[8:]
+    run_through(cache, b)
+
+
+def test_a_prefix_whose_window_was_evicted_is_computed_again_from_where_one_is_left() -> None:
+    cache = KVCacheManager(26, SIZE, groups=(FULL, SLIDING))
+    a = admitted(cache, sequence(prompt(80)))
+    run_through(cache, a)
+    other = admitted(cache, sequence(prompt(40, start=1000)))
+    run_through(cache, other)  # takes what was free, and of the cached blocks the oldest
+    b = sequence([*prompt(40), 1, 2])  # a's blocks are there, but for those in the sliding group
+    assert cache.admit(b, max_chunk=8) is Admission.NO_BLOCKS
+    cache.free(other)
+    admitted(cache, b)
+    assert b.num_cached_tokens == 0
+    c = sequence([*prompt(40), 3])
+    assert cache.admit(c, max_chunk=8) is Admission.COMPUTING, "lost blocks are computed once too"
+    run_through(cache, b)
+    assert admitted(cache, c).num_cached_tokens == 40
+
+
+def test_who_computes_lost_blocks_again_puts_them_where_they_were() -> None:
+    cache = KVCacheManager(64, SIZE, groups=(FULL, SLIDING))
+    a = admitted(cache, sequence(prompt(80)))
+    run_through(cache, a)
+    cache.free(a)
+    num_cached = cache.num_blocks_cached
+    for node in list(cache.index.nodes())[:5]:
+        (block,) = node.blocks[1] or ()
+        for lost in cache.index.evict(block):
+            cache.pool.forget(lost)
+        cache.pool.forget(block)
+    cache.check_invariants()
+    b = admitted(cache, sequence([*prompt(40), 1]))
+    assert b.num_cached_tokens == 0
+    run_through(cache, b)
+    cache.free(b)
+    cache.check_invariants()
+    assert cache.num_blocks_cached == num_cached, "b's blocks took the places of a's, which nobody used"
+    assert admitted(cache, sequence([*prompt(80), 2])).num_cached_tokens == 80
+
+
+def test_a_waiter_whose_prefix_was_evicted_meanwhile_computes_what_is_missing() -> None:
+    cache = KVCacheManager(15, SIZE, groups=(SLIDING,))
+    a, b = admitted(cache, sequence(prompt(96))), sequence([*prompt(16), 1, 2])
+    assert cache.admit(b, max_chunk=8) is Admission.COMPUTING
+    run_through(cache, a)
+    other = admitted(cache, sequence(prompt(96, start=1000)))
+    run_through(cache, other)
+    admitted(cache, b)
+    assert b.num_cached_tokens == 0
+    run_through(cache, b)
+
+
+def test_an_earlier_arrival_does_not_wait_for_a_later_one() -> None:
+    cache = KVCacheManager(64, SIZE)
+    early, late = sequence(prompt(24)), sequence(prompt(24))
+    admitted(cache, late)
+    admitted(cache, early)
+    run_through(cache, early)
+    run_through(cache, late)
+
+
+def test_evicting_a_full_block_forgets_what_was_built_upon_it() -> None:
+    cache = KVCacheManager(8, SIZE, groups=(FULL, SLIDING))
+    a = admitted(cache, sequence(prompt(24)))
+    run_through(cache, a)
+    cache.free(a)
+    assert (cache.num_blocks_cached, cache.pool.num_free) == (6, 8)
+    for _ in range(3):  # two blocks without content, then the full block of the last node
+        cache.pool.allocate()
+    assert cache.num_blocks_cached == 4

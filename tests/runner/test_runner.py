@@ -19,25 +19,26 @@ VOCAB_SIZE = 101
 EOS = 7
 
 
-def answer(context: Sequence[int]) -> int:
-    """The fake model: what follows depends on every token and its place."""
-    return sum((i + 1) * (token + 1) for i, token in enumerate(context)) % VOCAB_SIZE
+def answer(contexts: Sequence[Sequence[int]]) -> int:
+    """The fake model: what follows depends on every token that a KV group keeps, and on its place."""
+    return sum((g + i + 1) * (t + 1) for g, context in enumerate(contexts) for i, t in enumerate(context)) % VOCAB_SIZE
 
 
-def continuation(prompt: Sequence[int], count: int) -> list[int]:
+def continuation(prompt: Sequence[int], count: int, windows: Sequence[int] = (0,)) -> list[int]:
+    """windows: of each KV group, 0 if it keeps all tokens."""
     context = list(prompt)
     for _ in range(count):
-        context.append(answer(context))
+        context.append(answer([context[-window:] for window in windows]))
     return context[len(prompt) :]
 
 
 class FakeProgram:
     """Writes tokens to paged memory where a real one writes keys and values, and answers from what it reads back."""
 
-    def __init__(self, num_blocks: int = 64) -> None:
+    def __init__(self, windows: Sequence[int], num_blocks: int = 64) -> None:
+        self.windows = windows
         self.memory = np.full((num_blocks, SIZE), -1000, np.int32)
         self.calls: list[str] = []
-        self.tables: Ints = np.empty((0, 0), np.int32)
         self.sampled: SampleArrays
         self._answers: list[int] = []
 
@@ -45,19 +46,21 @@ class FakeProgram:
         self, token_ids: Ints, first_row: Ints, first_position: Ints, block_tables: Sequence[Ints], selected_rows: Ints
     ) -> None:
         self.calls.append("run")
-        (tables,) = block_tables
-        arrays = (token_ids, first_row, first_position, tables, selected_rows)
+        assert len(block_tables) == len(self.windows)
+        arrays = (token_ids, first_row, first_position, *block_tables, selected_rows)
         assert all(a.flags.c_contiguous and a.dtype == np.int32 for a in arrays)
-        assert len(first_row) - 1 == len(first_position) == len(tables)
+        assert all(len(first_row) - 1 == len(first_position) == len(tables) for tables in block_tables)
         assert first_row[-1] == len(token_ids)
-        self.tables = tables.copy()
         answers = {}
-        for s, table in enumerate(tables):
+        for s in range(len(first_position)):
             for row in range(first_row[s], first_row[s + 1]):
                 position = first_position[s] + row - first_row[s]
-                self.memory[table[position // SIZE], position % SIZE] = token_ids[row]
-                context = self.memory[table[: position // SIZE + 1]].reshape(-1)[: position + 1]
-                answers[row] = answer(context.tolist())
+                contexts = []
+                for window, table in zip(self.windows, [tables[s] for tables in block_tables], strict=True):
+                    self.memory[table[position // SIZE], position % SIZE] = token_ids[row]
+                    context = self.memory[table[: position // SIZE + 1]].reshape(-1)[: position + 1]
+                    contexts.append(context[-window:].tolist())
+                answers[row] = answer(contexts)
         self._answers = [answers[row] for row in selected_rows.tolist()]
 
     def sample(self, rows: int, /, *arrays: NDArray[Any]) -> None:
@@ -77,21 +80,23 @@ class FakeProgram:
 class Driver:
     """Writes plans by hand: which sequences compute how much, and where their blocks are."""
 
-    def __init__(self, max_num_seqs: int = 4, max_model_len: int = 40) -> None:
-        self.program = FakeProgram()
+    def __init__(self, max_num_seqs: int = 4, max_model_len: int = 40, windows: Sequence[int] = (0,)) -> None:
+        self.windows = windows
+        self.program = FakeProgram(windows)
         self.runner = Runner(
             self.program,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=64,
             max_model_len=max_model_len,
             block_size=SIZE,
+            num_kv_groups=len(windows),
             eos_token_ids=[EOS],
         )
         self.outputs: dict[int, list[int]] = {}
         self._seqs: dict[int, records.Sequence] = {}
-        self._known: dict[int, int] = {}
+        self._known: dict[int, tuple[int, ...]] = {}
         self._computed: dict[int, int] = {}
-        self._tables: dict[int, list[int]] = {}
+        self._tables: dict[int, list[list[int]]] = {}  # of each KV group
         self._new: list[records.Sequence] = []
         self._blocks = itertools.count()
         self._steps = itertools.count()
@@ -101,13 +106,15 @@ class Driver:
         request = Request(request_id=str(seq_id), prompt_token_ids=prompt, params=sampling, arrival_time=0.0)
         self._seqs[seq_id] = records.Sequence(seq_id, request, list(prompt))
         self._new.append(self._seqs[seq_id])
-        self._computed[seq_id] = self._known[seq_id] = 0
-        self._tables[seq_id] = []
+        self._computed[seq_id] = 0
+        self._known[seq_id] = (0,) * len(self.windows)
+        self._tables[seq_id] = [[] for _ in self.windows]
         self.outputs[seq_id] = []
 
     def preempt(self, seq_id: int) -> None:
-        self._computed[seq_id] = self._known[seq_id] = 0
-        self._tables[seq_id] = []
+        self._computed[seq_id] = 0
+        self._known[seq_id] = (0,) * len(self.windows)
+        self._tables[seq_id] = [[] for _ in self.windows]
 
     def step(
         self,
@@ -119,15 +126,19 @@ class Driver:
         """Compute all that is known of the sequences, in this order, or `counts` of it."""
         scheduled = []
         for seq_id in seq_ids:
-            seq, first, table = self._seqs[seq_id], self._computed[seq_id], self._tables[seq_id]
+            seq, first, tables = self._seqs[seq_id], self._computed[seq_id], self._tables[seq_id]
             count = (counts or {}).get(seq_id, len(seq.token_ids) - first)
             end = self._computed[seq_id] = first + count
-            table.extend(next(self._blocks) for _ in range(len(table), -(-end // SIZE)))
+            for window, table in zip(self.windows, tables, strict=True):
+                num_tokens = end if window else len(seq.token_ids)  # what slides grows step by step
+                table.extend(next(self._blocks) for _ in range(len(table), -(-num_tokens // SIZE)))
+                if window:
+                    self.program.memory[table[: max(0, first - window + 1) // SIZE]] = -1000
             # What the runner was told before must not be read again.
-            shown = [-1] * self._known[seq_id] + table[self._known[seq_id] :]
+            shown = tuple([-1] * n + table[n:] for n, table in zip(self._known[seq_id], tables, strict=True))
             samples = end == len(seq.token_ids)
             scheduled.append(ScheduledSequence(seq_id, first, count, shown, self._known[seq_id], samples))
-            self._known[seq_id] = len(table)
+            self._known[seq_id] = tuple(map(len, tables))
         new, self._new = tuple(self._new), []
         plan = StepPlan(next(self._steps), tuple(finished), new, copies, tuple(scheduled))
         result = self.runner.execute(plan)
@@ -213,6 +224,18 @@ def test_a_sequence_that_returns_to_its_row_finds_the_blocks_it_got_elsewhere() 
         driver.step(1)
     driver.step(0, 1)
     assert driver.outputs == {0: continuation([1] * 3, 2), 1: continuation([2] * 3, 8)}
+
+
+def test_each_group_has_its_own_tables_which_grow_at_their_own_pace() -> None:
+    windows = (5, 0, 3, 5)
+    driver = Driver(windows=windows)
+    driver.add(0, [1] * 9)
+    driver.step(0, counts={0: 2})
+    driver.add(1, [2] * 6)
+    driver.step(0, 1, counts={0: 6})
+    for order in ((1, 0), (0, 1), (1,), (0, 1)):
+        driver.step(*order)
+    assert driver.outputs == {0: continuation([1] * 9, 3, windows), 1: continuation([2] * 6, 5, windows)}
 
 
 def test_blocks_are_copied_before_anything_is_computed() -> None:

@@ -1,17 +1,18 @@
 """The scheduler in a world of its own: random workloads, and a runner that only remembers.
 
 Instead of keys and values, the fake runner stores in every cache slot which exact prefix the slot belongs to. So it can
-tell for each computed token whether the context that its block table shows is the right one.
+tell for each computed token whether the contexts that its block tables show are the right ones.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.core.records import (
     FinishReason,
+    KVGroup,
     Request,
     SampledToken,
     SamplingParams,
@@ -19,6 +20,7 @@ from octavo.core.records import (
     StepPlan,
     StepResult,
 )
+from octavo.kv_cache.groups import blocks_of_sequence, kinds_of
 from octavo.kv_cache.manager import KVCacheManager
 from octavo.kv_cache.prefix_index import NodeState, PrefixNode
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -46,16 +48,20 @@ class _Known:
 
     seq: Sequence
     prefixes: list[int]  # [num_tokens], the prefix that ends with each token
-    table: list[int] = field(default_factory=list)
+    tables: list[list[int]]  # of each KV group
     num_computed: int = 0
 
 
 class RememberingRunner:
-    """Executes plans on a memory of prefix numbers; asserts all that a real runner relies on."""
+    """Executes plans on a memory of prefix numbers; asserts all that a real runner relies on.
 
-    def __init__(self, num_blocks: int, block_size: int, prefixes: Prefixes) -> None:
+    All KV groups share the memory. A slot says for which group it was written, and where: (group, prefix).
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, groups: tuple[KVGroup, ...], prefixes: Prefixes) -> None:
         self.block_size = block_size
-        self.memory = [[-1] * block_size for _ in range(num_blocks)]
+        self.groups = groups
+        self.memory: list[list[tuple[int, int]]] = [[(-1, -1)] * block_size for _ in range(num_blocks)]
         self.known: dict[int, _Known] = {}
         self.written: dict[int, int] = {}  # in the last step: block -> the sequence that wrote it
         self._prefixes = prefixes
@@ -66,7 +72,7 @@ class RememberingRunner:
             del self.known[seq_id]
         for seq in plan.new:
             assert seq.seq_id not in self.known
-            known = self.known[seq.seq_id] = _Known(seq, [])
+            known = self.known[seq.seq_id] = _Known(seq, [], [[] for _ in self.groups])
             for token in seq.request.prompt_token_ids:
                 self.append(known, token)
         for source, destination in plan.block_copies:
@@ -77,23 +83,28 @@ class RememberingRunner:
         slots = set()
         for s in plan.scheduled:
             known = self.known[s.seq_id]
-            known.table[s.num_known_blocks :] = s.block_table[s.num_known_blocks :]
-            assert known.table == list(s.block_table)
             assert s.count >= 1
             # A fresh table may begin with shared blocks; otherwise each token is computed exactly once.
-            assert s.first == known.num_computed or s.num_known_blocks == 0
+            assert s.first == known.num_computed or not any(s.num_known_blocks)
             known.num_computed = s.first + s.count
             assert s.samples == (known.num_computed == len(known.prefixes))
-            for position in range(s.first, s.first + s.count):
-                block, offset = known.table[position // self.block_size], position % self.block_size
-                assert (block, offset) not in slots, "two tokens of a step are written to one place"
-                slots.add((block, offset))
-                self.memory[block][offset] = known.prefixes[position]
-                self.written[block] = s.seq_id
+            for group, (table, n) in enumerate(zip(s.block_tables, s.num_known_blocks, strict=True)):
+                known.tables[group][n:] = table[n:]
+                assert known.tables[group] == list(table), "an entry has changed that the runner was not told of"
+                assert all(0 <= block < len(self.memory) for block in table)
+                for position in range(s.first, known.num_computed):
+                    block, offset = table[position // self.block_size], position % self.block_size
+                    assert (block, offset) not in slots, "two tokens of a step are written to one place"
+                    slots.add((block, offset))
+                    self.memory[block][offset] = (group, known.prefixes[position])
+                    self.written[block] = s.seq_id
         for s in plan.scheduled:
             known = self.known[s.seq_id]
-            context = [prefix for block in known.table for prefix in self.memory[block]]
-            assert context[: known.num_computed] == known.prefixes[: known.num_computed], "a wrong context is read"
+            for group, (shape, table) in enumerate(zip(self.groups, known.tables, strict=True)):
+                begin = max(0, s.first - shape.window + 1) if shape.window else 0
+                for position in range(begin, known.num_computed):
+                    slot = self.memory[table[position // self.block_size]][position % self.block_size]
+                    assert slot == (group, known.prefixes[position]), "a wrong context is read"
         return [s.seq_id for s in plan.scheduled if s.samples]
 
     def append(self, known: _Known, token: int) -> None:
@@ -113,6 +124,19 @@ class Planned:
     abort_in_flight: bool  # between a step's planning and its result, rather than between steps
 
 
+def _draw_groups(rng: random.Random, max_model_len: int) -> tuple[KVGroup, ...]:
+    """Full attention, windows that slide, or both."""
+
+    def group(window: int) -> KVGroup:
+        return KVGroup("g", 1, 1, 1, kind="sliding" if window else "full", window=window)
+
+    windows = [rng.choice([1, 2, rng.randint(1, max_model_len // 2), rng.randint(1, 2 * max_model_len)]) for _ in "ab"]
+    kinds = rng.choice([[0], [windows[0]], [0, windows[0]], [0, *windows], windows])
+    groups = [group(window) for window in kinds for _ in range(rng.choice([1, 1, 3]))]
+    rng.shuffle(groups)
+    return tuple(groups)
+
+
 class Simulation:
     """One seeded workload, run to its end with everything checked after every step."""
 
@@ -122,8 +146,6 @@ class Simulation:
         rng = random.Random(seed)
         block_size = rng.choice([8, 8, 16, 32])
         max_model_len = block_size * rng.randint(2, 6) - rng.randint(0, block_size - 1)
-        blocks_of_one = -(-max_model_len // block_size)
-        num_blocks = blocks_of_one + rng.choice([0, 0, 1, 3, 2 * blocks_of_one, 8 * blocks_of_one])
         budget = rng.choice([1, 2, 7, block_size, 40, 512])
         self.config = SchedulerConfig(
             max_num_seqs=rng.choice([1, 2, 4, 16]),
@@ -131,15 +153,20 @@ class Simulation:
             max_model_len=max_model_len,
             long_prefill_token_threshold=rng.choice([0, 0, 0, 1, 5, block_size]),
         )
-        self.cache = KVCacheManager(num_blocks, block_size, enable_prefix_caching=rng.random() < 0.9)
+        groups = _draw_groups(rng, max_model_len)
+        kinds = kinds_of(groups)
+        blocks_of_one = blocks_of_sequence(kinds, max_model_len, self.config.max_chunk, block_size)
+        num_blocks = blocks_of_one + rng.choice([0, 0, 1, 3, 2 * blocks_of_one, 8 * blocks_of_one])
+        self.cache = KVCacheManager(num_blocks, block_size, rng.random() < 0.9, groups)
+        self.slides = kinds[-1].window is not None
         self.scheduler = Scheduler(self.config, self.cache)
         self.prefixes = Prefixes()
-        self.runner = RememberingRunner(num_blocks, block_size, self.prefixes)
+        self.runner = RememberingRunner(num_blocks, block_size, groups, self.prefixes)
         self.workload = self._make_workload(rng, num_requests=min(24, 4 + 2 * budget))
         self.by_seq_id: dict[int, Planned] = {}
         self.ends: Counter[str] = Counter()
         self._admitted_tokens: dict[int, int] = {}  # by seq_id of the running: how many tokens it was admitted with
-        self._ready_nodes: list[PrefixNode] = []
+        self._count_evictions()
 
     def run(self) -> None:
         step = 0
@@ -166,6 +193,7 @@ class Simulation:
         self._check_cached_content(thorough=True)
         self.events["preemption"] += self.scheduler.num_preemptions
         self.events["prefix hit"] += self.cache.num_prefix_hits
+        self.events["sliding prefix hit"] += self.slides and self.cache.num_prefix_hits
         assert self.cache.num_prefix_hits <= self.cache.num_prefix_queries
 
     def _make_workload(self, rng: random.Random, num_requests: int) -> list[Planned]:
@@ -235,7 +263,7 @@ class Simulation:
             self._admitted_tokens[seq_id] = now_running[seq_id].num_tokens
         self._check_waiting(now_waiting, admitted)
         self._check_sharing(now_running)
-        self._count_evictions()
+        self._check_windows()
         return plan
 
     @staticmethod
@@ -244,35 +272,55 @@ class Simulation:
 
     def _check_waiting(self, waiting: dict[int, Sequence], admitted: set[int]) -> None:
         """First come first served, but for those who wait for a prefix that is being computed."""
-        for seq_id, seq in waiting.items():
+        for seq_id in waiting:
             passed = bool(admitted) and seq_id < max(admitted)
-            if self.cache.enable_prefix_caching:
-                computing = self.cache.index.match(seq.token_ids, seq.request.cache_salt).computing
-                self.events["waiting for a computing prefix"] += computing
-                self.events["passed while waiting for a prefix"] += computing and passed
-                assert computing or not passed
-            else:
-                assert not passed
+            node = self.cache._waits_for.get(seq_id)
+            computing = node is not None and node.owner is not None and node.owner < seq_id
+            self.events["waiting for a computing prefix"] += computing
+            self.events["passed while waiting for a prefix"] += computing and passed
+            # Whoever passed may have evicted what was waited for.
+            lost = node is not None and node.state is NodeState.GONE and self.slides
+            assert computing or lost or not passed
 
     def _check_sharing(self, running: dict[int, Sequence]) -> None:
-        """Nobody computes a block for itself that another one has ready or in work."""
-        if not self.cache.enable_prefix_caching:
+        """Nobody computes a block for itself that another one has ready or in work.
+
+        Where blocks of sliding groups were evicted, somebody may have to, even if the others are still there.
+        """
+        if not self.cache.enable_prefix_caching or (self.slides and self.events["eviction"]):
             return
         for seq_id, seq in running.items():
             tokens = seq.token_ids[: self._admitted_tokens[seq_id]]
-            ready = self.cache.index.match(tokens, seq.request.cache_salt).blocks
-            assert ready == self.cache.block_table(seq)[: len(ready)]
+            nodes = self.cache.index.match(tokens, seq.request.cache_salt).nodes
+            for k, table in enumerate(self.cache._holdings[seq_id].tables):
+                for i in range(table.num_dropped, len(nodes)):
+                    assert nodes[i].blocks[k] == table.blocks_at(i)
+
+    def _check_windows(self) -> None:
+        """What has left a window is given back."""
+        for holding in self.cache._holdings.values():
+            for kind, table in zip(self.cache._kinds, holding.tables, strict=True):
+                most = kind.max_blocks(self.config.max_model_len, self.config.max_chunk, self.cache.block_size)
+                assert table.num_blocks - table.num_dropped <= most
+                self.events["block dropped behind a window"] += table.num_dropped > 0
 
     def _count_evictions(self) -> None:
-        self.events["eviction"] += sum(node.state is NodeState.GONE for node in self._ready_nodes)
-        self._ready_nodes = [node for node in self.cache.index.nodes() if node.state is NodeState.READY]
+        evict = self.cache.pool._on_evict
+
+        def counted(block: int) -> None:
+            self.events["eviction"] += 1
+            evict(block)
+
+        self.cache.pool._on_evict = counted
 
     def _check_in_step_sharing(self, plan: StepPlan) -> None:
         for s in plan.scheduled:
-            before = s.block_table[: s.first // self.cache.block_size]
-            self.events["sharing within a step"] += any(
-                self.runner.written.get(b, s.seq_id) != s.seq_id for b in before
-            )
+            for shape, table in zip(self.cache.groups, s.block_tables, strict=True):
+                begin = max(0, s.first - shape.window + 1) if shape.window else 0
+                before = table[begin // self.cache.block_size : s.first // self.cache.block_size]
+                shares = any(self.runner.written.get(b, s.seq_id) != s.seq_id for b in before)
+                self.events["sharing within a step"] += shares
+                self.events["sliding sharing within a step"] += shares and shape.window > 0
 
     def _update(self, plan: StepPlan, sampling: list[int]) -> None:
         result = StepResult(plan.step)
@@ -295,14 +343,12 @@ class Simulation:
         self._admitted_tokens.pop(seq.seq_id, None)
 
     def _check_cached_content(self, thorough: bool) -> None:
-        """Every ready block holds exactly the prefix that its path in the index spells."""
+        """Every block in the index holds exactly the prefix that its path in the index spells."""
         if not thorough:
             return
         root = self.cache.index.root
         ends: dict[PrefixNode, int] = {}
         for node in self.cache.index.nodes():
-            if node.block is None:
-                continue
             assert node.parent is not None
             key: object = node.key
             assert isinstance(key, tuple)
@@ -316,4 +362,10 @@ class Simulation:
                 prefix = self.prefixes.extend(prefix, token)
                 expected.append(prefix)
             ends[node] = prefix
-            assert self.runner.memory[node.block] == expected
+            for kind, blocks in zip(self.cache._kinds, node.blocks, strict=True):
+                for group, block in zip(kind.groups, blocks or (), strict=blocks is not None):
+                    assert self.runner.memory[block] == [(group, prefix) for prefix in expected]
+            self.events["sliding blocks evicted from a node"] += node.state is NodeState.READY and not all(node.blocks)
+            self.events["evicted sliding blocks computed again"] += (
+                node.owner is not None and node.state is NodeState.READY and not all(node.blocks)
+            )

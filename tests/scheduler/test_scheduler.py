@@ -5,6 +5,7 @@ import pytest
 
 from octavo.core.records import (
     FinishReason,
+    KVGroup,
     Request,
     SampledToken,
     SamplingParams,
@@ -26,9 +27,10 @@ def make_scheduler(
     max_model_len: int = 64,
     long_prefill_token_threshold: int = 0,
     enable_prefix_caching: bool = True,
+    groups: tuple[KVGroup, ...] = (KVGroup("full", num_layers=1, num_kv_heads=1, head_dim=1),),
 ) -> Scheduler:
     config = SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, long_prefill_token_threshold)
-    return Scheduler(config, KVCacheManager(num_blocks, SIZE, enable_prefix_caching))
+    return Scheduler(config, KVCacheManager(num_blocks, SIZE, enable_prefix_caching, groups))
 
 
 def request(request_id: str, num_tokens: int, start: int | None = None, arrival_time: float = 0.0) -> Request:
@@ -145,7 +147,7 @@ def test_a_preempted_request_keeps_its_place_in_the_queue() -> None:
     plan = run_step(scheduler)
     assert counts(plan) == [(1, 0, 33), (2, 0, 4)], "its two generated tokens are recomputed with the prompt"
     assert plan.new == (scheduler._by_request_id["c"],), "the runner knows b already"
-    assert plan.scheduled[0].num_known_blocks == 0
+    assert plan.scheduled[0].num_known_blocks == (0,)
 
 
 def test_a_preempted_request_resumes_from_its_cached_blocks() -> None:
@@ -188,7 +190,8 @@ def test_a_prefix_planned_in_this_step_is_shared_in_this_step() -> None:
     scheduler.add(request("b", 20, start=0))
     plan = scheduler.schedule()
     assert counts(plan) == [(0, 0, 20), (1, 16, 4)]
-    assert plan.scheduled[0].block_table[:2] == plan.scheduled[1].block_table[:2]
+    (a,), (b,) = (s.block_tables for s in plan.scheduled)
+    assert a[:2] == b[:2]
 
 
 @pytest.mark.parametrize("end", ["abort", "finish"])
@@ -243,10 +246,41 @@ def test_known_blocks_are_those_of_the_plan_before() -> None:
     scheduler = make_scheduler()
     scheduler.add(request("a", 15))
     plans = [run_step(scheduler).scheduled[0] for _ in range(4)]
-    assert [plan.num_known_blocks for plan in plans] == [0, 2, 2, 3]
-    assert len(plans[-1].block_table) == 3
+    assert [plan.num_known_blocks for plan in plans] == [(0,), (2,), (2,), (3,)]
+    assert len(plans[-1].block_tables[0]) == 3
 
 
 def test_a_pool_too_small_for_one_sequence_is_refused() -> None:
     with pytest.raises(AssertionError, match="must always fit"):
         make_scheduler(num_blocks=7, max_model_len=64)
+
+
+def sliding(window: int) -> KVGroup:
+    return KVGroup("sliding", num_layers=1, num_kv_heads=1, head_dim=1, kind="sliding", window=window)
+
+
+def test_a_small_pool_serves_sequences_far_longer_than_their_window() -> None:
+    scheduler = make_scheduler(
+        num_blocks=6, max_num_batched_tokens=8, max_model_len=512, groups=(sliding(8),), enable_prefix_caching=False
+    )
+    for name in "ab":
+        scheduler.add(request(name, 200))
+    while scheduler.num_waiting or scheduler.has_unfinished:
+        plan = scheduler.schedule()
+        answer(scheduler, plan, *[s.seq_id for s in plan.scheduled if s.first >= 300])
+    assert scheduler.num_preemptions == 0
+    assert scheduler._cache.num_blocks_in_use == 0
+
+
+def test_known_blocks_are_told_for_each_group() -> None:
+    full = KVGroup("full", num_layers=1, num_kv_heads=1, head_dim=1)
+    scheduler = make_scheduler(max_num_batched_tokens=10, groups=(sliding(8), full))
+    scheduler.add(request("a", 30))
+    plans = [run_step(scheduler).scheduled[0] for _ in range(3)]
+    assert [plan.num_known_blocks for plan in plans] == [(0, 0), (2, 4), (3, 4)]
+
+
+def test_a_pool_without_room_for_a_window_and_a_chunk_is_refused() -> None:
+    with pytest.raises(AssertionError, match="must always fit"):
+        make_scheduler(num_blocks=3, max_num_batched_tokens=17, groups=(sliding(9),))
+    make_scheduler(num_blocks=4, max_num_batched_tokens=17, groups=(sliding(9),))

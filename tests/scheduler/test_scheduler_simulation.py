@@ -16,6 +16,11 @@ EVENTS = (
     "waiting for a computing prefix",
     "passed while waiting for a prefix",
     "eviction",
+    "block dropped behind a window",
+    "sliding prefix hit",
+    "sliding sharing within a step",
+    "sliding blocks evicted from a node",
+    "evicted sliding blocks computed again",
     "abort",
     "abort in flight",
 )

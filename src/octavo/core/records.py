@@ -179,16 +179,18 @@ class Sequence:
 class ScheduledSequence:
     """Compute tokens [first, first + count) of a sequence in this step.
 
-    `block_table` is the sequence's whole table (logical -> physical block ids), owned by the cache and valid until the
-    next `schedule()`; entries before `num_known_blocks` were in the plan before and have not changed since.
+    `block_tables` are the sequence's whole tables (logical -> physical block ids), one for each KV group, owned by the
+    cache and valid until the next `schedule()`; `num_known_blocks` of each were in the plan before and have not changed
+    since. In a sliding group the entries of blocks that have left the window stay what they were (or are 0, if the
+    sequence never held them): valid ids of blocks that nothing reads for this sequence.
     `samples`: the last token computed is the sequence's last known one, so the runner samples the next.
     """
 
     seq_id: int
     first: int
     count: int
-    block_table: Seq[int]
-    num_known_blocks: int
+    block_tables: tuple[Seq[int], ...]
+    num_known_blocks: tuple[int, ...]
     samples: bool
 
 

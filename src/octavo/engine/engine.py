@@ -58,6 +58,9 @@ class Engine:
                 max_tokens=budget_tokens,
                 max_sequences=config.max_num_seqs,
             )
+            scheduler_config = SchedulerConfig(
+                config.max_num_seqs, budget_tokens, max_model_len, config.long_prefill_token_threshold
+            )
             kv_dtype = DEFAULT_KV_CACHE_DTYPE if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
             needs = ModelMemory(
                 weight_bytes=cpu_model.weight_bytes,
@@ -65,7 +68,9 @@ class Engine:
                 block_bytes=cpu_model.block_bytes(config.block_size, kv_dtype),
                 block_size=config.block_size,
                 max_model_len=max_model_len,
+                max_chunk=scheduler_config.max_chunk,
                 kv_cache_dtype=kv_dtype,
+                kv_groups=model.graph.kv_groups,
             )
             memory = plan_memory(read_machine_memory(), needs, config)
             cpu_model.pack()
@@ -75,9 +80,6 @@ class Engine:
         self.cache = KVCacheManager(
             memory.num_blocks, config.block_size, config.enable_prefix_caching, model.graph.kv_groups
         )
-        scheduler_config = SchedulerConfig(
-            config.max_num_seqs, budget_tokens, max_model_len, config.long_prefill_token_threshold
-        )
         self.scheduler = Scheduler(scheduler_config, self.cache)
         self._runner = Runner(
             self.program,
@@ -85,6 +87,7 @@ class Engine:
             max_num_batched_tokens=budget_tokens,
             max_model_len=max_model_len,
             block_size=config.block_size,
+            num_kv_groups=len(model.graph.kv_groups),
             eos_token_ids=self._vocabulary.eos_token_ids,
         )
         self._live: dict[int, _Live] = {}  # by seq_id

@@ -5,11 +5,14 @@ Knows sizes only: no model, no kernels, no requests.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
+from octavo.core.records import KVGroup
+from octavo.kv_cache.groups import blocks_of_sequence, kinds_of
 
 GIB = 1 << 30
 DEFAULT_AVAILABLE_SHARE = 0.4  # the rest is left to the page cache, the HTTP process and whoever else is here
@@ -28,14 +31,35 @@ class MachineMemory:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """Bytes that a model needs. block_bytes: of one cache block, all layers."""
+    """Bytes that a model needs. block_bytes: of one cache block, with room for the layers of the largest KV group."""
 
     weight_bytes: int
     workspace_bytes: int
     block_bytes: int
     block_size: int  # tokens
     max_model_len: int  # tokens
+    max_chunk: int  # tokens of one sequence that a step computes at most
     kv_cache_dtype: str  # resolved, not "auto"
+    kv_groups: tuple[KVGroup, ...]
+
+    def blocks_of_sequence(self, num_tokens: int, max_chunk: int) -> int:
+        """Most blocks that a sequence of `num_tokens` holds while a step computes up to `max_chunk` of them."""
+        return blocks_of_sequence(kinds_of(self.kv_groups), num_tokens, max_chunk, self.block_size)
+
+    @property
+    def blocks_of_one(self) -> int:
+        """Most blocks that one sequence of full length holds in its life."""
+        return self.blocks_of_sequence(self.max_model_len, self.max_chunk)
+
+    @property
+    def blocks_at_length(self) -> int:
+        """Blocks that a sequence holds when it has reached the full length, token by token."""
+        return self.blocks_of_sequence(self.max_model_len, 1)
+
+    @property
+    def slides(self) -> bool:
+        """Whether some layers keep less than the full length."""
+        return self.blocks_at_length < len(self.kv_groups) * -(-self.max_model_len // self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +78,24 @@ class MemoryBudget:
 
     @property
     def num_tokens(self) -> int:
-        return self.num_blocks * self.model.block_size
+        """Tokens of sequences of full length that fit."""
+        model = self.model
+        return self.num_blocks * model.block_size * model.max_model_len // self._room_of_one
+
+    @property
+    def _room_of_one(self) -> int:
+        """Tokens of a full-length sequence, counted once in each KV group that keeps them."""
+        model = self.model
+        if not model.slides:
+            return model.max_model_len * len(model.kv_groups)
+        return model.blocks_at_length * model.block_size
 
     def rows(self) -> list[tuple[str, str]]:
         """The table that is shown at start: (name, value)."""
         model = self.model
-        return [
+        largest = max(group.num_layers for group in model.kv_groups)
+        layers = f" in {largest} layer{'s'[: largest > 1]}" if len(model.kv_groups) > 1 else ""
+        rows = [
             (
                 "total memory",
                 f"{format_bytes(self.machine.total_bytes)} ({format_bytes(self.machine.available_bytes)} available)",
@@ -67,13 +103,30 @@ class MemoryBudget:
             ("weights", format_bytes(model.weight_bytes)),
             ("workspace", format_bytes(model.workspace_bytes)),
             ("KV pool", f"{format_bytes(self.kv_bytes)} of {model.kv_cache_dtype} ({self.rule})"),
-            ("KV blocks", f"{self.num_blocks:,} of {model.block_size} tokens, {format_bytes(model.block_bytes)} each"),
+            (
+                "KV blocks",
+                f"{self.num_blocks:,} of {model.block_size} tokens{layers}, {format_bytes(model.block_bytes)} each",
+            ),
             ("KV tokens", f"{self.num_tokens:,}"),
             (
                 "full-length sequences",
                 f"{self.num_tokens / model.max_model_len:,.1f} of {model.max_model_len:,} tokens",
             ),
         ]
+        return [*rows, ("sliding window", self._saving())] if model.slides else rows
+
+    def _saving(self) -> str:
+        """What the sliding window saves."""
+        model = self.model
+        sliding = [group for group in model.kv_groups if group.kind == "sliding"]
+        windows = " or ".join(f"{window:,}" for window in sorted({group.window for group in sliding}))
+        all_blocks = len(model.kv_groups) * -(-model.max_model_len // model.block_size)
+        return (
+            f"{sum(group.num_layers for group in sliding)} of {sum(group.num_layers for group in model.kv_groups)} "
+            f"layers keep {windows} tokens: a full-length sequence takes "
+            f"{format_bytes(model.blocks_at_length * model.block_bytes)} instead of "
+            f"{format_bytes(all_blocks * model.block_bytes)}"
+        )
 
 
 def plan_memory(machine: MachineMemory, model: ModelMemory, config: EngineConfig) -> MemoryBudget:
@@ -85,7 +138,6 @@ def plan_memory(machine: MachineMemory, model: ModelMemory, config: EngineConfig
     the pool not into the machine.
     """
     fixed = model.weight_bytes + model.workspace_bytes
-    blocks_of_one = -(-model.max_model_len // model.block_size)
     if config.num_blocks_override is not None:
         num_blocks, rule, more = config.num_blocks_override, "--num-gpu-blocks-override", "a larger override"
     else:
@@ -98,7 +150,9 @@ def plan_memory(machine: MachineMemory, model: ModelMemory, config: EngineConfig
             more = "a larger --gpu-memory-utilization"
         else:
             available = int((machine.available_bytes - fixed) * DEFAULT_AVAILABLE_SHARE)
-            useful = config.max_num_seqs * blocks_of_one * model.block_bytes
+            # One step's chunk goes to one of the sequences, or is shared.
+            chunk = model.blocks_of_one - model.blocks_at_length
+            useful = (config.max_num_seqs * model.blocks_at_length + chunk) * model.block_bytes
             pool, rule = min(
                 (available, f"{DEFAULT_AVAILABLE_SHARE:.0%} of the available memory"),
                 (useful, f"{config.max_num_seqs} full sequences, --max-num-seqs"),
@@ -106,7 +160,7 @@ def plan_memory(machine: MachineMemory, model: ModelMemory, config: EngineConfig
             )
             more = "more free memory, --gpu-memory-utilization or --kv-cache-memory-bytes"
         num_blocks = max(0, pool) // model.block_bytes
-    if num_blocks < blocks_of_one:
+    if num_blocks < model.blocks_of_one:
         raise ConfigError(_too_small(machine, model, num_blocks, rule, more))
     needed = fixed + num_blocks * model.block_bytes
     if needed > machine.total_bytes:
@@ -137,13 +191,16 @@ def read_machine_memory(root: Path = Path("/")) -> MachineMemory:
 
 
 def _too_small(machine: MachineMemory, model: ModelMemory, num_blocks: int, rule: str, more: str) -> str:
-    fits = num_blocks * model.block_size
-    needed = -(-model.max_model_len // model.block_size) * model.block_bytes
+    lengths = range(1, model.max_model_len)
+    fits = bisect_right(lengths, num_blocks, key=lambda n: model.blocks_of_sequence(n, model.max_chunk))
+    needed = model.blocks_of_one * model.block_bytes
     ways = [f"--max-model-len {fits}"] if fits else []
     ways.append(more)
     if KV_ELEMENT_BYTES[model.kv_cache_dtype] > min(KV_ELEMENT_BYTES.values()):
         ways.append("a smaller --kv-cache-dtype (bfloat16)")
-    if model.workspace_bytes > needed:
+    if model.blocks_at_length <= num_blocks:
+        ways.append("a smaller --max-num-batched-tokens, the tokens that sliding layers keep beside their window")
+    elif model.workspace_bytes > needed:
         ways.append("smaller --max-num-batched-tokens and --max-num-seqs, which the workspace grows with")
     size = format_bytes
     return (

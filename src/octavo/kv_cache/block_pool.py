@@ -75,6 +75,15 @@ class BlockPool:
         assert self._refs[block] > 0, f"block {block} is not in use"
         self._cached[block] = 1
 
+    def forget(self, block: int) -> None:
+        """The cached content is of no use any more; a free block goes to those that are handed out first."""
+        assert self._cached[block], f"block {block} has no cached content"
+        self._cached[block] = 0
+        if self._refs[block] == 0:
+            self._unlink(block)
+            self.num_cached_idle -= 1
+            self._link(self.num_blocks, block)
+
     def num_refs(self, block: int) -> int:
         return self._refs[block]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from octavo.core.records import KVGroup, Sequence
 from octavo.kv_cache.block_pool import BlockPool
 from octavo.kv_cache.block_table import BlockTable
+from octavo.kv_cache.groups import blocks_of_sequence, kinds_of
 from octavo.kv_cache.prefix_index import NodeState, PrefixIndex, PrefixMatch, PrefixNode
 
 
@@ -25,18 +26,22 @@ class Admission(enum.Enum):
 class _Holding:
     """What one admitted sequence holds."""
 
-    table: BlockTable
-    node: PrefixNode | None  # the last READY node of its path; None once a block of it is not in the index
-    computing: list[PrefixNode]  # the nodes it owns and has not computed, the next one last
+    tables: list[BlockTable]  # one for each kind of group
+    block_tables: tuple[list[int], ...]  # their columns, in the order of the groups
+    num_blocks: tuple[int, ...]  # of each of these
+    capacity: int  # tokens that all tables cover
+    node: PrefixNode | None  # the node of its last committed block; None once it has left the index
+    owned: list[PrefixNode]  # the nodes behind it that it has announced to compute, the next one last
     num_committed_blocks: int  # leading blocks that are computed, and in the index if they can be
 
 
 class KVCacheManager:
-    """A sequence's path in the index and its table agree block for block, until the path ends.
+    """A sequence follows a path in the index, and each block that it computes is offered to that block's node.
 
-    It ends where an equal node exists already that the sequence does not hold (somebody else computed the same at the
-    same time, or it is the prompt's last block, which is never matched whole): that block stays private, and all later
-    ones, so that whoever holds a node's block always holds those of its ancestors.
+    A node takes the blocks if it has none of that kind, or if nobody uses those it has. So a block may also stay
+    private, though its node is on the path: somebody else computed the same at the same time, or a node is matched no
+    longer because it lacks blocks of a sliding group, and its other blocks are in use. The path ends, and all later
+    blocks stay private, where the node has gone or somebody else has announced to compute the next one.
     """
 
     def __init__(
@@ -46,12 +51,15 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         groups: tuple[KVGroup, ...] = (KVGroup("full", num_layers=1, num_kv_heads=1, head_dim=1),),
     ) -> None:
-        assert len(groups) == 1, f"{len(groups)} KV groups, but one is supported"
         self.groups = groups
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.index = PrefixIndex(block_size)
-        self.pool = BlockPool(num_blocks, on_evict=self.index.evict)
+        self._kinds = kinds_of(groups)
+        # For each group the place of its column: kind, group within the kind.
+        places = {group: (k, c) for k, kind in enumerate(self._kinds) for c, group in enumerate(kind.groups)}
+        self._columns = [places[group] for group in range(len(groups))]
+        self.index = PrefixIndex(block_size, self._kinds)
+        self.pool = BlockPool(num_blocks, on_evict=self._evict)
         self.num_prefix_queries = 0  # tokens of prompts looked up, each request counted once
         self.num_prefix_hits = 0  # of these, the tokens found
         self._holdings: dict[int, _Holding] = {}  # by seq_id
@@ -70,32 +78,35 @@ class KVCacheManager:
         """Free blocks that keep a cached prefix."""
         return self.pool.num_cached_idle
 
-    def admit(self, seq: Sequence) -> Admission:
+    def blocks_of_sequence(self, num_tokens: int, max_chunk: int) -> int:
+        """Most blocks that one sequence of so many tokens holds, of which a step computes up to `max_chunk`."""
+        return blocks_of_sequence(self._kinds, num_tokens, max_chunk, self.block_size)
+
+    def admit(self, seq: Sequence, max_chunk: int) -> Admission:
         """Give the sequence blocks for all its known tokens, those of a cached prefix first.
 
-        Sets its num_computed_tokens and, at its first admission, num_cached_tokens. Its whole blocks that are not in
-        the index are announced there as COMPUTING. Unless the answer is ADMITTED, nothing is held and nothing changed.
+        In sliding groups it gets what is cached only; `grow` brings the rest, step by step, for up to `max_chunk`
+        tokens each time. Sets its num_computed_tokens and, at its first admission, num_cached_tokens. Its whole blocks
+        that are not in the index are announced there. Unless the answer is ADMITTED, nothing is held and nothing
+        changed.
         """
         if self.pool.num_free == 0:
             return Admission.NO_BLOCKS  # the last token at least needs a block of its own
-        waits_for = self._waits_for.get(seq.seq_id)
-        if waits_for is not None and waits_for.state is NodeState.COMPUTING:
+        if self._is_computed_before(seq, self._waits_for.get(seq.seq_id)):
             return Admission.COMPUTING
         match = self._match(seq)
-        if match.waits_for is not None:
+        if match.waits_for is not None and self._is_computed_before(seq, match.waits_for):
             self._waits_for[seq.seq_id] = match.waits_for
             return Admission.COMPUTING
-        num_idle = sum(self.pool.num_refs(block) == 0 for block in match.blocks)
-        num_missing = -(-(seq.num_tokens - match.num_tokens) // self.block_size)
-        if num_missing > self.pool.num_free - num_idle:
+        cached = self._cached_blocks(match)
+        # All of a step's blocks in sliding groups must be free now, though they are taken later.
+        num_needed = self.blocks_of_sequence(seq.num_tokens, max_chunk)
+        num_in_use = sum(len(blocks) for column in cached for blocks in column if self.pool.num_refs(blocks[0]) > 0)
+        if num_needed - num_in_use > self.pool.num_free:
             return Admission.NO_BLOCKS
 
         self._waits_for.pop(seq.seq_id, None)
-        table = BlockTable(self.pool, self.block_size)
-        table.share(match.blocks)
-        grown = table.grow(seq.num_tokens)
-        assert grown
-        self._holdings[seq.seq_id] = _Holding(table, match.node, self._announce(seq, match), len(match.blocks))
+        self._holdings[seq.seq_id] = self._hold(seq, match, cached)
         seq.num_computed_tokens = match.num_tokens
         if seq.num_preemptions == 0:
             seq.num_cached_tokens = match.num_tokens
@@ -104,9 +115,13 @@ class KVCacheManager:
         return Admission.ADMITTED
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
-        """Cover the sequence's first `num_tokens` tokens. All or nothing: False if too few blocks are free."""
-        table = self._holdings[seq.seq_id].table
-        return num_tokens <= table.capacity or table.grow(num_tokens)
+        """Before a step that computes tokens from num_computed_tokens to `num_tokens`: cover them in all groups.
+
+        Gives back what has left the windows of sliding groups. All or nothing but for that: False if too few blocks
+        are free.
+        """
+        holding = self._holdings[seq.seq_id]
+        return num_tokens <= holding.capacity or self._grow(holding, seq.num_computed_tokens, num_tokens)
 
     def commit(self, seq: Sequence) -> None:
         """Make the blocks known to others that num_computed_tokens (planned ones included) and token_ids fill."""
@@ -116,85 +131,192 @@ class KVCacheManager:
         if num_blocks == first:
             return
         holding.num_committed_blocks = num_blocks
-        if not self.enable_prefix_caching:
-            return
-        for i in range(first, num_blocks):
-            if holding.node is None:
-                return
-            block = holding.table.blocks[i]
-            if holding.computing:
-                node: PrefixNode | None = holding.computing.pop()
-                assert node is not None
-                self.index.set_ready(node, block)
-            else:
-                node = self.index.insert(holding.node, self._block_tokens(seq, i), seq.request.cache_salt, block)
-            if node is not None:
-                self.pool.mark_cached(block)
-            holding.node = node
+        if self.enable_prefix_caching:
+            for i in range(first, num_blocks):
+                holding.node = self._next_node(seq, holding, i)
+                if holding.node is None:
+                    return
+                self._offer(holding, i)
 
     def free(self, seq: Sequence) -> None:
         """Give back whatever a sequence holds, if anything. What it has committed stays cached."""
         self._waits_for.pop(seq.seq_id, None)
         holding = self._holdings.pop(seq.seq_id, None)
         if holding is not None:
-            if holding.computing:
-                self.index.remove(holding.computing[-1])
-            holding.table.release()
+            if holding.owned:
+                self.index.disown(holding.owned[::-1])
+            for table in holding.tables:  # full groups first, for without their blocks those of others are of no use
+                table.release()
 
-    def block_table(self, seq: Sequence) -> list[int]:
-        """Physical block of each logical one: the live list of an admitted sequence, to be read only."""
-        return self._holdings[seq.seq_id].table.blocks
+    def block_tables(self, seq: Sequence) -> tuple[tuple[list[int], ...], tuple[int, ...]]:
+        """For each group the physical block of each logical one, and the lengths of these lists.
+
+        They are an admitted sequence's live lists, to be read only.
+        """
+        holding = self._holdings[seq.seq_id]
+        return holding.block_tables, holding.num_blocks
 
     def check_invariants(self) -> None:
-        """Assert that pool, tables and index agree. O(everything); for tests."""
+        """Assert that pool, tables and index agree. O(num_blocks + nodes)."""
         self.pool.check_invariants()
-        refs = Counter(block for holding in self._holdings.values() for block in holding.table.blocks)
+        refs = Counter[int]()
+        for holding in self._holdings.values():
+            self._check_holding(holding)
+            for table in holding.tables:
+                refs.update(block for column in table.columns for block in column[table.num_dropped :])
         assert all(self.pool.num_refs(block) == refs[block] for block in range(self.num_blocks))
         assert self.num_blocks_in_use == len(refs)
+        self._check_index()
 
-        place = {block: i for i, block in enumerate(self.pool.free_blocks())}
-        announced = Counter(id(node) for holding in self._holdings.values() for node in holding.computing)
-        ready_blocks = []
+    def _check_holding(self, holding: _Holding) -> None:
+        lengths = []
+        for group, (kind, c) in enumerate(self._columns):
+            assert holding.block_tables[group] is holding.tables[kind].columns[c]
+            lengths.append(len(holding.block_tables[group]))
+        assert holding.num_blocks == tuple(lengths)
+        assert holding.capacity == min(table.capacity for table in holding.tables)
+        for table in holding.tables:
+            assert all(len(column) == table.num_blocks for column in table.columns)
+            assert table.num_blocks * self.block_size == table.capacity
+            assert table.num_dropped <= table.num_blocks
+        assert all(table.num_dropped == 0 for table, k in zip(holding.tables, self._kinds, strict=True) if not k.window)
+
+    def _check_index(self) -> None:
+        announced = Counter(id(node) for holding in self._holdings.values() for node in holding.owned)
+        placed: list[int] = []
         for node in self.index.nodes():
-            parent = node.parent
-            assert parent is not None
-            if node.block is None:
-                assert node.state is NodeState.COMPUTING
+            assert node.parent is not None
+            if node.owner is not None:
                 assert announced[id(node)] == 1, "nobody will compute this node"
+                assert node in self._holdings[node.owner].owned
+            if node.state is NodeState.COMPUTING:
+                assert node.owner is not None
+                assert not any(node.blocks)
                 continue
-            assert node.state is parent.state is NodeState.READY
-            ready_blocks.append(node.block)
-            if parent is not self.index.root and parent.block in place:
-                assert node.block in place, "a child is in use and its parent is not"
-                assert place[node.block] < place[parent.block], "a parent would be evicted before its child"
-        assert sorted(ready_blocks) == [b for b in range(self.num_blocks) if self.pool.is_cached(b)]
+            assert node.state is node.parent.state is NodeState.READY
+            assert node.children or node.owner is not None or any(node.blocks), "a node that says nothing"
+            for kind, blocks in zip(self._kinds, node.blocks, strict=True):
+                assert blocks or kind.window is not None, "a node without its blocks in full groups"
+                assert len(blocks or kind.groups) == len(kind.groups)
+                placed += blocks or ()
+        assert sorted(placed) == [b for b in range(self.num_blocks) if self.pool.is_cached(b)]
 
-        for holding in self._holdings.values():
-            assert len(holding.table.blocks) * self.block_size == holding.table.capacity
-            if holding.node is not None and self.enable_prefix_caching:
-                node, path = holding.node, list[int | None]()
-                while node.parent is not None:
-                    path.append(node.block)
-                    node = node.parent
-                assert path[::-1] == holding.table.blocks[: holding.num_committed_blocks]
+    def _is_computed_before(self, seq: Sequence, node: PrefixNode | None) -> bool:
+        """Whether someone is going to compute the node for whom the sequence waits.
+
+        That is an earlier arrival only. So the first one waits for nobody, and no ring of sequences waits for itself.
+        """
+        return node is not None and node.owner is not None and node.owner < seq.seq_id
 
     def _match(self, seq: Sequence) -> PrefixMatch:
         if not self.enable_prefix_caching:
             return PrefixMatch([], 0, self.index.root, None)
         return self.index.match(seq.token_ids, seq.request.cache_salt)
 
+    def _cached_blocks(self, match: PrefixMatch) -> list[list[tuple[int, ...]]]:
+        """For each kind the matched blocks that a sequence needs: the last ones, where a window slides."""
+        cached = []
+        for k, kind in enumerate(self._kinds):
+            nodes = match.nodes
+            if kind.window is not None:
+                nodes = nodes[max(0, len(nodes) - kind.num_window_blocks(self.block_size)) :]
+            column = [node.blocks[k] for node in nodes]
+            cached.append([blocks for blocks in column if blocks is not None])
+            assert len(cached[-1]) == len(nodes)
+        return cached
+
+    def _hold(self, seq: Sequence, match: PrefixMatch, cached: list[list[tuple[int, ...]]]) -> _Holding:
+        tables = [BlockTable(self.pool, self.block_size, len(kind.groups)) for kind in self._kinds]
+        for table, blocks in zip(tables, cached, strict=True):
+            table.share(blocks, num_absent=len(match.nodes) - len(blocks))
+        for table, kind in zip(tables, self._kinds, strict=True):
+            if kind.window is None:
+                grown = table.grow(seq.num_tokens)
+                assert grown
+        block_tables = tuple([tables[kind].columns[c] for kind, c in self._columns])
+        return _Holding(
+            tables,
+            block_tables,
+            num_blocks=tuple(map(len, block_tables)),
+            capacity=min([table.capacity for table in tables]),
+            # Taking blocks may have evicted what was matched, if the sequence needs none of it (a window of one token).
+            node=match.node if match.node.state is NodeState.READY else None,
+            owned=self._announce(seq, match),
+            num_committed_blocks=len(match.nodes),
+        )
+
     def _announce(self, seq: Sequence, match: PrefixMatch) -> list[PrefixNode]:
-        """Insert COMPUTING nodes for the whole blocks behind the match; returns them, the first one last."""
+        """Become the owner of the nodes of the whole blocks behind the match; returns them, the first one last."""
         nodes: list[PrefixNode] = []
-        if self.enable_prefix_caching:
-            parent = match.node
-            for i in range(len(match.blocks), seq.num_tokens // self.block_size):
-                node = self.index.insert(parent, self._block_tokens(seq, i), seq.request.cache_salt)
+        if self.enable_prefix_caching and match.node.state is NodeState.READY:
+            parent, salt = match.node, seq.request.cache_salt
+            for i in range(len(match.nodes), seq.num_tokens // self.block_size):
+                tokens = self._block_tokens(seq, i)
+                node = self.index.find(parent, tokens, salt)
                 if node is None:
+                    node = self.index.insert(parent, tokens, salt, seq.seq_id)
+                elif node.owner is None:
+                    node.owner = seq.seq_id
+                else:
                     break
                 nodes.append(node)
                 parent = node
         return nodes[::-1]
+
+    def _grow(self, holding: _Holding, first: int, num_tokens: int) -> bool:
+        num_missing = 0
+        for table, kind in zip(holding.tables, self._kinds, strict=True):
+            if kind.window is not None:
+                # What a planned step fills cannot be committed, and so must be kept, until its tokens are known.
+                num_committed_tokens = holding.num_committed_blocks * self.block_size
+                table.drop_before(max(0, min(first - kind.window + 1, num_committed_tokens)))
+            num_missing += table.num_missing(num_tokens)
+        if num_missing > self.pool.num_free:
+            return False
+        for table in holding.tables:
+            table.grow(num_tokens)
+        holding.num_blocks = tuple(map(len, holding.block_tables))
+        holding.capacity = min([table.capacity for table in holding.tables])
+        return True
+
+    def _next_node(self, seq: Sequence, holding: _Holding, i: int) -> PrefixNode | None:
+        """The node of the sequence's logical block i, which has just been computed; None if its path ends before."""
+        parent = holding.node
+        if parent is None:
+            return None
+        if holding.owned:
+            node = holding.owned.pop()
+            if node.state is NodeState.GONE:
+                holding.owned.clear()
+                return None
+            node.owner = None
+            return node
+        if parent.state is NodeState.GONE:
+            return None
+        tokens, salt = self._block_tokens(seq, i), seq.request.cache_salt
+        found = self.index.find(parent, tokens, salt)
+        if found is None:
+            return self.index.insert(parent, tokens, salt, None)
+        return found if found.state is NodeState.READY else None
+
+    def _offer(self, holding: _Holding, i: int) -> None:
+        """Place the sequence's logical block i in the node it has reached."""
+        node = holding.node
+        assert node is not None
+        for k, table in enumerate(holding.tables):
+            theirs = node.blocks[k]
+            if theirs is not None and self.pool.num_refs(theirs[0]) > 0:
+                continue
+            ours = table.blocks_at(i)
+            for block in self.index.place(node, k, ours):
+                self.pool.forget(block)
+            for block in ours:
+                self.pool.mark_cached(block)
+        self.index.set_ready(node)
+
+    def _evict(self, block: int) -> None:
+        for lost in self.index.evict(block):
+            self.pool.forget(lost)
 
     def _block_tokens(self, seq: Sequence, i: int) -> list[int]:
         return seq.token_ids[i * self.block_size : (i + 1) * self.block_size]

@@ -37,7 +37,7 @@ class _Known:
     seq_id: int
     tokens: Ints  # [most tokens it can have]
     num_tokens: int
-    blocks: Ints  # [most blocks it can have], logical -> physical
+    blocks: Ints  # [KV groups, most blocks it can have], logical -> physical
     sampler: SamplerState
     row: int = -1
 
@@ -57,11 +57,13 @@ class Runner:
         max_num_batched_tokens: int,
         max_model_len: int,
         block_size: int,
+        num_kv_groups: int,
         eos_token_ids: Collection[int],
     ) -> None:
         self._program = program
         self._max_model_len = max_model_len
         self._block_size = block_size
+        self._num_kv_groups = num_kv_groups
         self._eos_token_ids = sorted(eos_token_ids)
         self._known: dict[int, _Known] = {}
         self._sampler = Sampler(max_num_seqs)
@@ -69,7 +71,7 @@ class Runner:
         self._first_row = np.zeros(max_num_seqs + 1, np.int32)
         self._first_position = np.zeros(max_num_seqs, np.int32)
         self._selected_rows = np.zeros(max_num_seqs, np.int32)
-        self._block_tables = np.zeros((max_num_seqs, self._num_blocks(max_model_len)), np.int32)
+        self._block_tables = np.zeros((num_kv_groups, max_num_seqs, self._num_blocks(max_model_len)), np.int32)
         self._occupants = [-1] * max_num_seqs  # the seq_id whose blocks a row of the tables holds
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -102,7 +104,7 @@ class Runner:
         wanted = request.params.max_tokens
         tokens = np.empty(seq.num_prompt_tokens + (room if wanted is None else min(wanted, room)), np.int32)
         tokens[: seq.num_prompt_tokens] = request.prompt_token_ids
-        blocks = np.empty(self._num_blocks(len(tokens)), np.int32)
+        blocks = np.zeros((self._num_kv_groups, self._num_blocks(len(tokens))), np.int32)
         sampler = SamplerState(request.params, request.prompt_token_ids, self._eos_token_ids)
         self._known[seq.seq_id] = _Known(seq.seq_id, tokens, seq.num_prompt_tokens, blocks, sampler)
 
@@ -130,20 +132,24 @@ class Runner:
             self._token_ids[:end],
             self._first_row[: n + 1],
             self._first_position[:n],
-            [self._block_tables[:n]],  # one KV group
+            list(self._block_tables[:, :n]),
             self._selected_rows[:selected],
         )
         return sampling
 
     def _place_blocks(self, row: int, known: _Known, s: ScheduledSequence) -> None:
-        num_blocks, first = len(s.block_table), s.num_known_blocks
-        if first < num_blocks:
-            known.blocks[first:num_blocks] = s.block_table[first:]
-        if known.row != row or self._occupants[row] != known.seq_id:
+        moved = known.row != row or self._occupants[row] != known.seq_id
+        longest = 0
+        for group, (table, first) in enumerate(zip(s.block_tables, s.num_known_blocks, strict=True)):
+            num_blocks = len(table)
+            longest = max(longest, num_blocks)
+            if first < num_blocks:
+                known.blocks[group, first:num_blocks] = table[first:]
+                if not moved:
+                    self._block_tables[group, row, first:num_blocks] = known.blocks[group, first:num_blocks]
+        if moved:
             known.row, self._occupants[row] = row, known.seq_id
-            first = 0
-        if first < num_blocks:
-            self._block_tables[row, first:num_blocks] = known.blocks[first:num_blocks]
+            self._block_tables[:, row, :longest] = known.blocks[:, :longest]
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -31,6 +31,11 @@ class SchedulerConfig:
     max_model_len: int  # tokens of a sequence, prompt and output
     long_prefill_token_threshold: int = 0  # most tokens of one sequence in a step, so that others can pass; 0: no limit
 
+    @property
+    def max_chunk(self) -> int:
+        """Most tokens of one sequence that a step computes."""
+        return min(self.max_num_batched_tokens, self.long_prefill_token_threshold or self.max_num_batched_tokens)
+
 
 @dataclass(slots=True)
 class _Step:
@@ -52,7 +57,8 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, cache: KVCacheManager) -> None:
         assert min(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len) >= 1
-        assert cache.num_blocks * cache.block_size >= config.max_model_len, "one sequence alone must always fit"
+        needed = cache.blocks_of_sequence(config.max_model_len, config.max_chunk)
+        assert cache.num_blocks >= needed, "one sequence alone must always fit"
         self.config = config
         self.num_preemptions = 0
         self._cache = cache
@@ -60,7 +66,10 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._by_seq_id: dict[int, Sequence] = {}
         self._by_request_id: dict[str, Sequence] = {}
-        self._known_blocks: dict[int, int] = {}  # for the seq_ids that the runner knows: how much of their tables
+        # For the seq_ids that the runner knows: how much of their tables, for each KV group.
+        self._known_blocks: dict[int, tuple[int, ...]] = {}
+        self._no_blocks = (0,) * len(cache.groups)
+        self._max_chunk = config.max_chunk
         self._finished: list[int] = []  # seq_ids that the next plan tells the runner to forget
         self._num_added = 0
         self._num_steps = 0
@@ -153,7 +162,7 @@ class Scheduler:
         i = 0
         while i < len(self._waiting) and len(self._running) < self.config.max_num_seqs and step.budget:
             seq = self._waiting[i]
-            admission = self._cache.admit(seq)
+            admission = self._cache.admit(seq, self._max_chunk)
             if admission is Admission.NO_BLOCKS:
                 break
             if admission is Admission.COMPUTING:
@@ -162,29 +171,30 @@ class Scheduler:
             del self._waiting[i]
             seq.status = SequenceStatus.RUNNING
             insort(self._running, seq, key=_arrival)
-            self._plan(step, seq, self._chunk(seq, step.budget))
+            count = self._chunk(seq, step.budget)
+            grown = self._cache.grow(seq, seq.num_computed_tokens + count)
+            assert grown, "who is admitted has room for its next chunk"
+            self._plan(step, seq, count)
 
     def _chunk(self, seq: Sequence, budget: int) -> int:
-        num_lacking = _num_lacking(seq)
-        return max(0, min(num_lacking, self.config.long_prefill_token_threshold or num_lacking, budget))
+        return max(0, min(_num_lacking(seq), self._max_chunk, budget))
 
     def _plan(self, step: _Step, seq: Sequence, count: int) -> None:
         first = seq.num_computed_tokens
         seq.num_computed_tokens = end = first + count
         self._cache.commit(seq)
-        table = self._cache.block_table(seq)
         num_known_blocks = self._known_blocks.get(seq.seq_id)
         if num_known_blocks is None:
-            num_known_blocks = 0
+            num_known_blocks = self._no_blocks
             step.new.append(seq)
-        self._known_blocks[seq.seq_id] = len(table)
+        tables, self._known_blocks[seq.seq_id] = self._cache.block_tables(seq)
         samples = end == len(seq.token_ids)
-        step.scheduled.append(ScheduledSequence(seq.seq_id, first, count, table, num_known_blocks, samples))
+        step.scheduled.append(ScheduledSequence(seq.seq_id, first, count, tables, num_known_blocks, samples))
         step.budget -= count
 
     def _preempt(self, seq: Sequence) -> None:
         self._cache.free(seq)
-        self._known_blocks[seq.seq_id] = 0
+        self._known_blocks[seq.seq_id] = self._no_blocks
         self.num_preemptions += 1
         seq.num_preemptions += 1
         seq.num_computed_tokens = 0
