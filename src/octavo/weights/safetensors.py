@@ -9,59 +9,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from octavo.core.errors import ModelFileError, shorten
-from octavo.quantization.formats import WeightType
 from octavo.weights.checkpoint import StoredTensor
+from octavo.weights.hf_quantization import plain_and_packed
 from octavo.weights.mapped_file import MappedFile
+from octavo.weights.raw_tensor import ITEM_BYTES, RawTensor
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_JSON_BYTES = 1 << 26  # the index of a model of 100,000 tensors has 10 MB
 MAX_HEADER_BYTES = 100_000_000  # as the library has it
 MAX_TENSORS = 1 << 20
-
-ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
-}  # fmt: skip
-FLOAT_TYPES = {"F32": WeightType.F32, "F16": WeightType.F16, "BF16": WeightType.BF16}
-
-
-@dataclass(frozen=True, slots=True)
-class RawTensor:
-    """A tensor as its file has it; a scalar is a vector of one. dtype: safetensors' name. data: a view of the file."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    data: NDArray[np.uint8]
-
-    def array(self, dtype: str) -> NDArray[Any]:
-        """The bytes as numpy numbers, [*shape]."""
-        return self.data.view(dtype).reshape(self.shape)
-
-    def floats(self) -> NDArray[np.float32]:
-        """The values of a float tensor as float32, [*shape]. Raises ModelFileError for another type."""
-        return self.stored().values()
-
-    def stored(self) -> StoredTensor:
-        """Raises ModelFileError for a type that is not a plain float."""
-        kind = FLOAT_TYPES.get(self.dtype)
-        if kind is None:
-            supported = ", ".join(FLOAT_TYPES)
-            raise ModelFileError(
-                f"tensor {self.name} has the type {self.dtype}; a plain weight must be one of {supported}: convert it"
-            )
-        data = self.data
-        return StoredTensor(self.shape, kind, lambda: data)
 
 
 class HFCheckpoint:
@@ -87,18 +49,16 @@ class HFCheckpoint:
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Self:
         """Read config.json and the headers of all files. Raises ModelFileError if something is missing or malformed."""
-        from octavo.weights.hf_quantization import plain_and_packed
-
         folder = Path(folder)
         config = read_json(folder / "config.json")
         files: list[MappedFile] = []
         try:
             raw = _read_headers(folder, files)
-            contents = plain_and_packed(config, raw)
-        except ModelFileError as error:
+            contents = plain_and_packed(folder, config, raw)
+        except ModelFileError:
             for file in files:
                 file.close()
-            raise ModelFileError(f"{folder}: {error}") if str(folder) not in str(error) else error from None
+            raise
         return cls(folder, config, files, contents.tensors, contents.shapes, contents.warnings)
 
     def tensor(self, name: str) -> StoredTensor:
