@@ -5,26 +5,52 @@ A template is foreign code: it runs in Jinja's immutable sandbox, and its output
 
 from __future__ import annotations
 
-import json
+import threading
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from octavo.core.errors import InvalidRequestError
+from octavo.tokenizer.hf_folder import HFFolder
+from octavo.tokenizer.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import jinja2
 
+    from octavo.tokenizer.template_sandbox import ChatTemplateEnvironment
+
 MAX_PROMPT_CHARS = 1 << 24
+_GGUF_KEY = "tokenizer.chat_template"
 
 
 class ChatTemplate:
-    """One template; compiled at the first `render`, so that a server that is never asked to chat does not pay."""
+    """The templates of one model: a single one, or several by name ("default", "tool_use", "rag").
 
-    def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
-        self._source = source
+    A template is compiled at the first `render`, so that a server that is never asked to chat does not pay.
+    """
+
+    def __init__(self, source: str | Mapping[str, str], bos_token: str, eos_token: str) -> None:
+        self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._templates: dict[str, jinja2.Template] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any], tokenizer: Vocabulary) -> Self | None:
+        """From tokenizer.chat_template and tokenizer.chat_template.NAME; None if the file has no template."""
+        found = {}
+        for key, value in metadata.items():
+            name = key.removeprefix(_GGUF_KEY)
+            if key.startswith(_GGUF_KEY) and isinstance(value, str) and name[:1] in ("", "."):
+                found[name[1:] or "default"] = value
+        return cls(found, tokenizer.bos_token, tokenizer.eos_token) if found else None
+
+    @classmethod
+    def from_hf(cls, folder: Path, tokenizer: Vocabulary) -> Self | None:
+        """From the files of a Hugging Face folder; None if it has no template. Raises ModelFileError."""
+        found = HFFolder(folder).chat_templates()
+        return cls(found, tokenizer.bos_token, tokenizer.eos_token) if found else None
 
     def render(
         self,
@@ -39,8 +65,9 @@ class ChatTemplate:
         """The prompt for `messages`; `kwargs` are further variables that the template may read.
 
         A message's content is a string, None, or a list of text parts, which are joined by line breaks; fields that
-        are None are left out, as templates ask only whether a field is there. Raises InvalidRequestError, with the
-        template's own words, if the template is broken or refuses the messages.
+        are None are left out, as templates ask only whether a field is there. Of several templates, "tool_use" is
+        for requests with tools, "rag" for those with documents. Raises InvalidRequestError, with the template's own
+        words, if the template is broken, does not end, or refuses the messages.
         """
         variables = {
             **self._special_tokens,
@@ -53,7 +80,9 @@ class ChatTemplate:
         pieces: list[str] = []
         size = 0
         try:
-            for piece in self._template.generate(variables):
+            template = self._compiled(tools, documents)
+            self._environment.begin()
+            for piece in template.generate(variables):
                 size += len(piece)
                 if size > MAX_PROMPT_CHARS:
                     raise InvalidRequestError(
@@ -67,44 +96,26 @@ class ChatTemplate:
             raise InvalidRequestError(f"the chat template failed: {_words_of(error)}", param="messages") from error
         return "".join(pieces)
 
+    def _compiled(self, tools: object, documents: object) -> jinja2.Template:
+        name = self._chosen(tools, documents)
+        with self._lock:
+            if name not in self._templates:
+                self._templates[name] = self._environment.from_string(self._sources[name])
+            return self._templates[name]
+
+    def _chosen(self, tools: object, documents: object) -> str:
+        """The template for this kind of request, by the names that transformers gives them."""
+        if tools is not None and "tool_use" in self._sources:
+            return "tool_use"
+        if documents is not None and "rag" in self._sources:
+            return "rag"
+        return "default" if "default" in self._sources else next(iter(self._sources))
+
     @cached_property
-    def _template(self) -> jinja2.Template:
-        from jinja2 import TemplateError, nodes
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.parser import Parser
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    def _environment(self) -> ChatTemplateEnvironment:
+        from octavo.tokenizer.template_sandbox import ChatTemplateEnvironment
 
-        class GenerationBlock(Extension):
-            """`{% generation %}` marks what a model wrote, for training; here it is only its content."""
-
-            tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-            def parse(self, parser: Parser) -> list[nodes.Node]:
-                next(parser.stream)
-                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-        def raise_exception(message: str) -> NoReturn:
-            raise TemplateError(message)
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
-        )
-        del environment.globals["lipsum"]  # writes as much random text as it is asked to
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        return environment.from_string(self._source)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON; jinja2's own filter would escape <, > and & for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        return ChatTemplateEnvironment()
 
 
 def _words_of(error: Exception) -> str:
