@@ -17,7 +17,6 @@ from transformers.models.gpt2.tokenization_gpt2 import GPT2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from octavo.core.errors import InvalidRequestError, ModelFileError
-from octavo.tokenizer.split_rules import SPLIT_RULES
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer.conftest import CONTROL, ESSAY, USER_DEFINED
