@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.quantization.formats import FORMATS, WeightType
-from octavo.tokenizer.vocabulary import TokenType, byte_alphabet
+from octavo.tokenizer.token_table import TokenType, byte_alphabet
 
 EOS_TEXT = "<|endoftext|>"
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
