@@ -280,6 +280,8 @@ def test_who_computes_lost_blocks_again_puts_them_where_they_were() -> None:
     b = admitted(cache, sequence([*prompt(40), 1]))
     assert b.num_cached_tokens == 0
     run_through(cache, b)
+    first, *_ = cache.index.nodes()
+    assert first.blocks == [(column[0],) for column in cache.block_tables(b)[0]]
     cache.free(b)
     cache.check_invariants()
     assert cache.num_blocks_cached == num_cached, "b's blocks took the places of a's, which nobody used"

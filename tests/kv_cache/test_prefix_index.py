@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from octavo.core.records import KVGroup
 from octavo.kv_cache.groups import kinds_of
 from octavo.kv_cache.prefix_index import NodeState, PrefixIndex, PrefixMatch, PrefixNode
@@ -156,3 +160,27 @@ def test_with_sliding_groups_only_a_node_stays_while_it_has_a_block_a_child_or_a
     assert list(index.nodes()) == [first, second]
     index.disown([second])
     assert list(index.nodes()) == []
+
+
+def test_a_node_that_was_kept_for_a_child_alone_goes_with_it() -> None:
+    index = new_index(SLIDING)
+    (first,) = insert_path(index, [1], [10])
+    second = index.insert(first, tokens(2), None, owner=7)
+    index.evict(10)
+    assert list(index.nodes()) == [first, second]
+    index.disown([second])
+    assert list(index.nodes()) == []
+    assert first.state is NodeState.GONE
+
+
+@pytest.mark.parametrize(("window", "num_blocks"), [(1, 0), (2, 1), (SIZE + 1, 1), (SIZE + 2, 2)])
+def test_a_window_reaches_back_over_one_token_less_than_its_length(window: int, num_blocks: int) -> None:
+    index = new_index(FULL, replace(SLIDING, window=window))
+    insert_path(index, [1, 2, 3], [10, 11, 12])
+    prompt = [*tokens(1, 2, 3), 0]
+    for i in range(3 - num_blocks):
+        index.evict(110 + i)
+    assert index.match(prompt, None).num_tokens == 3 * SIZE
+    if num_blocks:
+        index.evict(113 - num_blocks)
+        assert index.match(prompt, None).num_tokens == 0
