@@ -143,11 +143,11 @@ NB_MODULE(_native, m) {
       .def(nb::init<std::shared_ptr<Executor>, size_t>(), "executor"_a, "num_bytes"_a)
       .def(
           "add_matrix",
-          [](WeightStore &s, int type, int experts, int n, int k, Vector<uint8_t> rows) {
-            return s.add_matrix(static_cast<WeightType>(type), experts, n, k, std::as_bytes(span(rows)));
+          [](WeightStore &s, int type, int experts, int n, int k, Vector<uint8_t> rows, Vector<float> row_scales) {
+            return s.add_matrix(static_cast<WeightType>(type), experts, n, k, std::as_bytes(span(rows)), span(row_scales));
           },
-          "type"_a, "experts"_a, "n"_a, "k"_a, "rows"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Packs one matrix, or one for each expert, given as the file has them; returns its id.")
+          "type"_a, "experts"_a, "n"_a, "k"_a, "rows"_a, "row_scales"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Packs one matrix, or one for each expert, given as the file has them; row_scales: [experts * n] or empty. Returns its id.")
       .def(
           "add_vector", [](WeightStore &s, Vector<float> v) { return s.add_vector(span(v)); }, "values"_a)
       .def_prop_ro("num_bytes", &WeightStore::num_bytes);

@@ -7,6 +7,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "packing.h"
+
 namespace octavo {
 namespace {
 
@@ -31,23 +33,10 @@ int64_t row_bytes(Storage storage, int64_t width) {
   switch (storage) {
     case Storage::FLOAT32: return round_up(width * 4, 64);
     case Storage::BFLOAT16: return round_up((width + width % 2) * 2, 64);
-    case Storage::INT8_BLOCKS: return round_up(width + width / kBlock * 12, 64);
-    case Storage::INT8_TWICE: return round_up(2 * width + width / kBlock * 16, 64);
+    case Storage::INT8_BLOCKS: return round_up(int8_row_bytes(width), 64);
+    case Storage::INT8_TWICE: return round_up(2 * int8_row_bytes(width), 64);
   }
   throw std::invalid_argument("unknown storage");
-}
-
-int64_t PackedWeight::panel_bytes(WeightType type, int64_t k) {
-  int64_t blocks = k / kBlock, scales = blocks * kPanel * 2;
-  switch (type) {
-    case WeightType::F32: return k * kPanel * 4;
-    case WeightType::F16: return round_up(k * kPanel * 2, 64);
-    case WeightType::BF16: return (k + k % 2) * kPanel * 2;
-    case WeightType::Q4_0:
-    case WeightType::Q8_0: return round_up(blocks * code_bytes(type) + scales, 64);
-    case WeightType::Q4_1: return round_up(blocks * code_bytes(type) + 2 * scales, 64);
-  }
-  throw std::invalid_argument("unknown weight type");
 }
 
 Memory::Memory(size_t bytes) : size_(static_cast<size_t>(round_up(static_cast<int64_t>(std::max<size_t>(bytes, 1)), 4096))) {
@@ -63,53 +52,6 @@ Executor::Executor(const std::string &isa, int threads) : kernels_(choose(isa)),
 
 // ---- weights ----
 
-namespace {
-
-struct PackJob {
-  WeightType type;
-  int n, k;
-  const std::byte *rows;
-  std::byte *to;
-};
-
-void pack_panel(const PackJob &job, int panel) {
-  std::byte *to = job.to + panel * PackedWeight::panel_bytes(job.type, job.k);
-  int count = std::min(kPanel, job.n - panel * kPanel), blocks = job.k / kBlock;
-  auto floats = [&](int64_t element, int64_t row_bytes, auto place) {
-    for (int r = 0; r < count; r++)
-      for (int k = 0; k < job.k; k++)
-        std::memcpy(to + place(k, r), job.rows + (static_cast<int64_t>(panel) * kPanel + r) * row_bytes + k * element, element);
-  };
-  switch (job.type) {
-    case WeightType::F32: return floats(4, 4 * job.k, [](int64_t k, int r) { return (k * kPanel + r) * 4; });
-    case WeightType::F16: return floats(2, 2 * job.k, [](int64_t k, int r) { return (k * kPanel + r) * 2; });
-    case WeightType::BF16: return floats(2, 2 * job.k, [](int64_t k, int r) { return ((k / 2 * kPanel + r) * 2 + k % 2) * 2; });
-    case WeightType::Q4_0:
-    case WeightType::Q4_1:
-    case WeightType::Q8_0: break;
-  }
-  // A file's block: float16 scale, for Q4_1 float16 minimum, then 32 codes: int8, or nibbles (i low, i + 16 high).
-  bool wide = job.type == WeightType::Q8_0;
-  int header = job.type == WeightType::Q4_1 ? 4 : 2, code_count = wide ? 32 : 16, block_bytes = header + code_count;
-  int64_t codes = PackedWeight::code_bytes(job.type);
-  std::byte *scales = to + blocks * codes;
-  for (int r = 0; r < count; r++) {
-    const std::byte *from = job.rows + (static_cast<int64_t>(panel) * kPanel + r) * blocks * block_bytes;
-    for (int b = 0; b < blocks; b++, from += block_bytes) {
-      std::memcpy(scales + (b * kPanel + r) * 2, from, 2);
-      if (header == 4) std::memcpy(scales + ((blocks + b) * kPanel + r) * 2, from + 2, 2);
-      for (int g = 0; g < code_count / 4; g++) {
-        uint32_t four;
-        std::memcpy(&four, from + header + g * 4, 4);
-        if (wide) four ^= 0x80808080u;
-        std::memcpy(to + b * codes + g * 64 + r * 4, &four, 4);
-      }
-    }
-  }
-}
-
-}  // namespace
-
 int64_t WeightStore::matrix_bytes(WeightType type, int64_t n, int64_t k) {
   return round_up(n, kPanel) / kPanel * PackedWeight::panel_bytes(type, k);
 }
@@ -122,7 +64,14 @@ std::byte *WeightStore::take(int64_t bytes) {
   return p;
 }
 
-WeightId WeightStore::add_matrix(WeightType type, int experts, int n, int k, std::span<const std::byte> rows) {
+const float *WeightStore::copy(std::span<const float> values) {
+  std::byte *to = take(vector_bytes(static_cast<int64_t>(values.size())));
+  std::memcpy(to, values.data(), values.size_bytes());
+  return reinterpret_cast<const float *>(to);
+}
+
+WeightId WeightStore::add_matrix(WeightType type, int experts, int n, int k, std::span<const std::byte> rows,
+                                 std::span<const float> row_scales) {
   std::byte *to = take(experts * matrix_bytes(type, n, k));
   auto run = [](const void *j, const void *, int chunk, void *) {
     const auto &job = *static_cast<const PackJob *>(j);
@@ -135,14 +84,14 @@ WeightId WeightStore::add_matrix(WeightType type, int experts, int n, int k, std
     Phase phase{run, &job, (n + 16 * kPanel - 1) / (16 * kPanel)};
     executor_->pool().run(&phase, 1, nullptr);
   }
-  weights_.push_back({type, n, k, to, experts});
+  const float *scales = row_scales.empty() ? nullptr : copy(row_scales);
+  weights_.push_back({type, n, k, to, scales, experts});
   return static_cast<WeightId>(weights_.size()) - 1;
 }
 
 WeightId WeightStore::add_vector(std::span<const float> values) {
-  std::byte *to = take(vector_bytes(static_cast<int64_t>(values.size())));
-  std::memcpy(to, values.data(), values.size_bytes());
-  weights_.push_back({WeightType::F32, static_cast<int>(values.size()), 0, to});
+  auto *to = reinterpret_cast<const std::byte *>(copy(values));
+  weights_.push_back({WeightType::F32, static_cast<int>(values.size()), 0, to, nullptr});
   return static_cast<WeightId>(weights_.size()) - 1;
 }
 

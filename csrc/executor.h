@@ -25,14 +25,16 @@ class WeightStore {
   WeightStore(std::shared_ptr<Executor> executor, size_t bytes) : executor_(std::move(executor)), memory_(bytes) {}
   static int64_t matrix_bytes(WeightType type, int64_t n, int64_t k);
   static int64_t vector_bytes(int64_t n);
-  // rows: the matrix as the file has it, row by row, expert by expert. Returns the weight's id.
-  WeightId add_matrix(WeightType type, int experts, int n, int k, std::span<const std::byte> rows);
+  // rows: the matrix as the file has it, row by row, expert by expert. row_scales: [experts * n], or empty. Returns the
+  // weight's id.
+  WeightId add_matrix(WeightType type, int experts, int n, int k, std::span<const std::byte> rows, std::span<const float> row_scales);
   WeightId add_vector(std::span<const float> values);
   const std::vector<PackedWeight> &weights() const { return weights_; }
   size_t num_bytes() const { return used_; }
 
  private:
   std::byte *take(int64_t bytes);
+  const float *copy(std::span<const float> values);
   std::shared_ptr<Executor> executor_;
   Memory memory_;
   size_t used_ = 0;

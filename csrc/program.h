@@ -13,15 +13,18 @@ namespace octavo {
 // How a backend keeps a row of numbers.
 //   FLOAT32      float[width]
 //   BFLOAT16     uint16[width rounded up to 2], padded with 0
-//   INT8_BLOCKS  int8[width] codes | float[blocks] scale | float[blocks] scale * sum of codes | int32[blocks] sum of
-//                codes; blocks of 32, width a multiple of 32
-//   INT8_TWICE   int8[width] codes | int8[width] fine codes | float[blocks] scale | float[blocks] scale * (sum of codes +
-//                sum of fine codes / 254) | int32[blocks] sum of codes | int32[blocks] sum of fine codes;
-//                a value is scale * (code + fine code / 254): 16 bits for the logits, where nothing averages errors out
+//   INT8_BLOCKS  int8[width] codes | Int8Block[blocks]; blocks of 32, width a multiple of 32; a value is scale * code
+//   INT8_TWICE   two INT8_BLOCKS rows that are added, the second in steps of 1/254 of the first's: 16 bits for the
+//                logits, where nothing averages errors out
 // Every row begins at a multiple of 64 bytes.
 enum class Storage : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8_BLOCKS = 2, INT8_TWICE = 3 };
 inline constexpr float kFineSteps = 254.0f;
 inline constexpr int kBlock = 32;
+struct Int8Block {
+  float scale, scaled_sum;  // scaled_sum = scale * sum
+  int32_t sum, first_half;  // of all 32 codes and of the first 16
+};
+constexpr int64_t int8_row_bytes(int64_t width) { return width + width / kBlock * static_cast<int64_t>(sizeof(Int8Block)); }
 int64_t row_bytes(Storage storage, int64_t width);
 
 struct TensorInfo {
@@ -42,31 +45,98 @@ struct TensorView {
   float *row_f32(int64_t i) const { return reinterpret_cast<float *>(row(i)); }
 };
 
-// GGML's type numbers.
-enum class WeightType : int { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, BF16 = 30 };
+// GGML's type numbers, and our own from 1000 on; quantization/formats.py says what each means.
+enum class WeightType : int {
+  F32 = 0,
+  F16 = 1,
+  Q4_0 = 2,
+  Q4_1 = 3,
+  Q5_0 = 6,
+  Q5_1 = 7,
+  Q8_0 = 8,
+  Q2_K = 10,
+  Q3_K = 11,
+  Q4_K = 12,
+  Q5_K = 13,
+  Q6_K = 14,
+  IQ4_NL = 20,
+  IQ4_XS = 23,
+  BF16 = 30,
+  INT8 = 1000,
+  FP8_E4M3 = 1001,
+  FP8_E4M3_BLOCK = 1002,
+  U4 = 1003,
+  U8 = 1004
+};
 
 // A matrix [n, k] in panels of 16 rows; n is padded to whole panels with zeros. One panel, bytes:
-//   Q4_0, Q4_1  codes[k/32][4][16][4]: in group g, row r: inputs 4g..4g+3 in the low and 16+4g.. in the high nibbles
-//   Q8_0        codes[k/32][8][16][4]: unsigned (value + 128)
-//               then float16 scale[k/32][16], then for Q4_1 float16 minimum[k/32][16]
-//   BF16        [k/2][16][2] (k padded to 2)        F16, F32  [k][16]
+//
+//   F32, F16    [k][16]
+//   BF16        [k/2][16][2] (k padded to 2)
+//   FP8_E4M3, FP8_E4M3_BLOCK   [k/4][16][4], of four inputs 0 2 1 3 (k padded to 4), then for _BLOCK float d[k/128][16]
+//   all others  codes[k/32] | record[k/unit]
+//
+// The codes of 32 inputs are unsigned numbers, cut into planes of bits. A plane is a few vectors of 64 bytes; lane r of
+// 32 bits belongs to row r, its byte j to the inputs 4g + j of the groups g = 0..7:
+//
+//   8 bits      8 vectors, one a group
+//   4, 5, 6     low 4 bits: 4 vectors; vector g has group g in the low and group g + 4 in the high half of each byte
+//   2, 3, 6     2 bits (of 6 the upper): 2 vectors, group g in bits 2(g % 4) of vector g / 4
+//   3, 5        the top bit: 1 vector, group g in bit g
+//
+// A record holds the scales that a unit of 32 or 256 inputs has, each for 16 rows:
+//
+//   Q4_0, Q5_0, Q8_0, IQ4_NL   float16 d
+//   Q4_1, Q5_1                 float16 d | float16 minimum
+//   U4, U8                     float16 d | uint8 zero
+//   INT8                       nothing
+//   Q2_K                       float16 d | float16 dmin | 16 times uint8 (scale, minimum << 4)
+//   Q3_K, Q6_K                 float16 d | 16 times int8 scale
+//   IQ4_XS                     float16 d | 8 times int8 scale
+//   Q4_K, Q5_K                 float16 d | float16 dmin | 8 times (uint8 scale | uint8 minimum)
+//
 // Panels begin at multiples of 64 bytes and follow each other, so a matrix is read as one stream.
 // A vector (norm weight, bias) has k = 0 and is float[n]. Experts' matrices [experts, n, k] follow each other.
+struct BlockLayout {  // of the types with records
+  int bits, unit, record_bytes;
+  int64_t code_bytes() const { return 64 * bits; }  // of 32 inputs
+};
+constexpr BlockLayout block_layout(WeightType type) {
+  using enum WeightType;
+  switch (type) {
+    case Q4_0: return {4, 32, 32};
+    case Q4_1: return {4, 32, 64};
+    case Q5_0: return {5, 32, 32};
+    case Q5_1: return {5, 32, 64};
+    case Q8_0: return {8, 32, 32};
+    case Q2_K: return {2, 256, 64 + 16 * 16};
+    case Q3_K: return {3, 256, 32 + 16 * 16};
+    case Q4_K: return {4, 256, 64 + 16 * 16};
+    case Q5_K: return {5, 256, 64 + 16 * 16};
+    case Q6_K: return {6, 256, 32 + 16 * 16};
+    case IQ4_NL: return {4, 32, 32};
+    case IQ4_XS: return {4, 256, 32 + 8 * 16};
+    case INT8: return {8, 32, 0};
+    case U4: return {4, 32, 48};
+    case U8: return {8, 32, 48};
+    default: return {0, 0, 0};
+  }
+}
+
 inline constexpr int kPanel = 16;
 struct PackedWeight {
   WeightType type;
   int n, k;
   const std::byte *data;
+  const float *row_scales;  // [experts * n] factors of the rows, or null
   int experts = 1;
-  PackedWeight expert(int e) const { return {type, n, k, panel(e * panels())}; }
+  PackedWeight expert(int e) const {
+    return {type, n, k, panel(e * panels()), row_scales ? row_scales + static_cast<int64_t>(e) * n : nullptr};
+  }
   int panels() const { return (n + kPanel - 1) / kPanel; }
   const std::byte *panel(int i) const { return data + i * panel_bytes(type, k); }
   const float *vector() const { return reinterpret_cast<const float *>(data); }
   static int64_t panel_bytes(WeightType type, int64_t k);
-  // Of one block of 32 inputs in a panel.
-  static constexpr int64_t code_bytes(WeightType type) { return type == WeightType::Q8_0 ? 512 : 256; }
-  // The unsigned code that stands for 0; Q4_1 has a minimum instead.
-  static constexpr int zero_point(WeightType type) { return type == WeightType::Q8_0 ? 128 : type == WeightType::Q4_0 ? 8 : 0; }
 };
 
 // Anonymous memory that costs nothing until it is touched, on huge pages where the system grants them.

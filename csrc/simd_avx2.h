@@ -8,6 +8,8 @@
 #include <cstring>
 
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
+#define OCTAVO_PRAGMA(text) _Pragma(#text)
+#define OCTAVO_UNROLL(n) OCTAVO_PRAGMA(GCC unroll n)
 
 namespace octavo::OCTAVO_ISA {
 
@@ -27,6 +29,7 @@ OCTAVO_INLINE F32 operator-(F32 a, F32 b) { return {_mm256_sub_ps(a.lo, b.lo), _
 OCTAVO_INLINE F32 operator*(F32 a, F32 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 OCTAVO_INLINE F32 operator/(F32 a, F32 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 OCTAVO_INLINE I32 operator+(I32 a, I32 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+OCTAVO_INLINE I32 operator|(I32 a, I32 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 
 OCTAVO_INLINE F32 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 OCTAVO_INLINE I32 set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
@@ -63,6 +66,7 @@ OCTAVO_INLINE F32 where_less(F32 a, F32 b, F32 yes, F32 no) {
           _mm256_blendv_ps(no.hi, yes.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
 }
 OCTAVO_INLINE F32 bits_to_f32(I32 v) { return {_mm256_castsi256_ps(v.lo), _mm256_castsi256_ps(v.hi)}; }
+OCTAVO_INLINE I32 f32_bits(F32 v) { return {_mm256_castps_si256(v.lo), _mm256_castps_si256(v.hi)}; }
 OCTAVO_INLINE F32 to_f32(I32 v) { return {_mm256_cvtepi32_ps(v.lo), _mm256_cvtepi32_ps(v.hi)}; }
 OCTAVO_INLINE F32 round_nearest(F32 x) {
   constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -101,6 +105,14 @@ OCTAVO_INLINE void store_int8(int8_t *p, I32 v) {
 }
 
 OCTAVO_INLINE I32 widen_u16(const uint16_t *p) { return {_mm256_cvtepu16_epi32(load_128(p)), _mm256_cvtepu16_epi32(load_128(p + 8))}; }
+OCTAVO_INLINE I32 widen_u8(const void *p) {
+  __m128i v = load_128(p);
+  return {_mm256_cvtepu8_epi32(v), _mm256_cvtepu8_epi32(_mm_srli_si128(v, 8))};
+}
+OCTAVO_INLINE I32 widen_i8(const void *p) {
+  __m128i v = load_128(p);
+  return {_mm256_cvtepi8_epi32(v), _mm256_cvtepi8_epi32(_mm_srli_si128(v, 8))};
+}
 OCTAVO_INLINE F32 load_bf16(const uint16_t *p) {
   I32 v = widen_u16(p);
   return bits_to_f32({_mm256_slli_epi32(v.lo, 16), _mm256_slli_epi32(v.hi, 16)});
@@ -128,25 +140,29 @@ OCTAVO_INLINE F32 load_f16_2x8(const uint16_t *a, const uint16_t *b) {
 }
 OCTAVO_INLINE I32 load_pairs_2x8(const uint16_t *a, const uint16_t *b) { return {load_256(a), load_256(b)}; }
 
-// Pairs of products are summed in 16 bits: 2 * 15 * 127 fits. Larger codes take their top bit apart, so that
-// 2 * 127 * 127 and 2 * 128 * 127 fit.
+// Pairs of products are summed in 16 bits: 2 * 127 * 127 fits. Larger codes take their top bit apart, so that
+// 2 * 128 * 127 fits too.
 OCTAVO_INLINE __m256i pairwise(__m256i codes, __m256i quad) {
   return _mm256_madd_epi16(_mm256_maddubs_epi16(codes, quad), _mm256_set1_epi16(1));
 }
-OCTAVO_INLINE I32 dot_u4i8(I32 acc, I32 w, int32_t quad) {
+OCTAVO_INLINE I32 dot_u7i8(I32 acc, I32 w, int32_t quad) {
   __m256i q = _mm256_set1_epi32(quad);
   return {_mm256_add_epi32(acc.lo, pairwise(w.lo, q)), _mm256_add_epi32(acc.hi, pairwise(w.hi, q))};
 }
 OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) {
   __m256i low = _mm256_set1_epi8(127), top = _mm256_set1_epi8(-128);
-  acc = dot_u4i8(acc, {_mm256_and_si256(w.lo, low), _mm256_and_si256(w.hi, low)}, quad);
-  return dot_u4i8(acc, {_mm256_and_si256(w.lo, top), _mm256_and_si256(w.hi, top)}, quad);
+  acc = dot_u7i8(acc, {_mm256_and_si256(w.lo, low), _mm256_and_si256(w.hi, low)}, quad);
+  return dot_u7i8(acc, {_mm256_and_si256(w.lo, top), _mm256_and_si256(w.hi, top)}, quad);
 }
-OCTAVO_INLINE I32 low_nibbles(I32 w) {
-  __m256i low = _mm256_set1_epi8(15);
-  return {_mm256_and_si256(w.lo, low), _mm256_and_si256(w.hi, low)};
+OCTAVO_INLINE I32 field(I32 w, int shift, int32_t mask) {
+  __m256i m = _mm256_set1_epi32(mask);
+  if (shift < 0) return {_mm256_and_si256(_mm256_slli_epi32(w.lo, -shift), m), _mm256_and_si256(_mm256_slli_epi32(w.hi, -shift), m)};
+  return {_mm256_and_si256(_mm256_srli_epi32(w.lo, shift), m), _mm256_and_si256(_mm256_srli_epi32(w.hi, shift), m)};
 }
-OCTAVO_INLINE I32 high_nibbles(I32 w) { return low_nibbles({_mm256_srli_epi16(w.lo, 4), _mm256_srli_epi16(w.hi, 4)}); }
+OCTAVO_INLINE I32 lookup(const uint8_t *table, I32 w) {
+  __m256i t = _mm256_broadcastsi128_si256(load_128(table));
+  return {_mm256_shuffle_epi8(t, w.lo), _mm256_shuffle_epi8(t, w.hi)};
+}
 template <int J>
 OCTAVO_INLINE F32 byte_to_f32(I32 w) {
   __m256i low = _mm256_set1_epi32(255);

@@ -8,6 +8,8 @@
 #include <cstring>
 
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
+#define OCTAVO_PRAGMA(text) _Pragma(#text)
+#define OCTAVO_UNROLL(n) OCTAVO_PRAGMA(GCC unroll n)
 
 namespace octavo::OCTAVO_ISA {
 
@@ -32,6 +34,7 @@ OCTAVO_INLINE F32 vmax(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 OCTAVO_INLINE F32 vmin(F32 a, F32 b) { return _mm512_min_ps(a, b); }
 OCTAVO_INLINE F32 where_less(F32 a, F32 b, F32 yes, F32 no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
 OCTAVO_INLINE F32 bits_to_f32(I32 v) { return (F32)v; }
+OCTAVO_INLINE I32 f32_bits(F32 v) { return (I32)v; }
 OCTAVO_INLINE F32 to_f32(I32 v) { return _mm512_cvtepi32_ps((__m512i)v); }
 OCTAVO_INLINE F32 round_nearest(F32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 OCTAVO_INLINE I32 to_i32(F32 x) { return (I32)_mm512_cvtps_epi32(x); }
@@ -50,6 +53,9 @@ OCTAVO_INLINE int32_t reduce_add(I32 v) { return _mm512_reduce_add_epi32((__m512
 OCTAVO_INLINE void store_int8(int8_t *p, I32 v) { _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtsepi32_epi8((__m512i)v)); }
 
 OCTAVO_INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
+OCTAVO_INLINE __m128i load_128(const void *p) { return _mm_loadu_si128(static_cast<const __m128i *>(p)); }
+OCTAVO_INLINE I32 widen_u8(const void *p) { return (I32)_mm512_cvtepu8_epi32(load_128(p)); }
+OCTAVO_INLINE I32 widen_i8(const void *p) { return (I32)_mm512_cvtepi8_epi32(load_128(p)); }
 OCTAVO_INLINE F32 load_bf16(const uint16_t *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16)); }
 OCTAVO_INLINE __m256i bf16_bits(F32 x) { return std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 OCTAVO_INLINE void store_bf16(uint16_t *p, F32 x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), bf16_bits(x)); }
@@ -61,10 +67,7 @@ OCTAVO_INLINE void store_f16(uint16_t *p, F32 v) {
 OCTAVO_INLINE F32 load_2x8(const float *a, const float *b) {
   return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(a)), _mm256_loadu_ps(b), 1);
 }
-OCTAVO_INLINE F32 load_f16_2x8(const uint16_t *a, const uint16_t *b) {
-  __m128i lo = _mm_loadu_si128(reinterpret_cast<const __m128i *>(a)), hi = _mm_loadu_si128(reinterpret_cast<const __m128i *>(b));
-  return _mm512_cvtph_ps(_mm256_set_m128i(hi, lo));
-}
+OCTAVO_INLINE F32 load_f16_2x8(const uint16_t *a, const uint16_t *b) { return _mm512_cvtph_ps(_mm256_set_m128i(load_128(b), load_128(a))); }
 OCTAVO_INLINE I32 load_pairs_2x8(const uint16_t *a, const uint16_t *b) {
   return (I32)_mm512_inserti64x4(_mm512_castsi256_si512(load_256(a)), load_256(b), 1);
 }
@@ -72,9 +75,11 @@ OCTAVO_INLINE I32 load_pairs_2x8(const uint16_t *a, const uint16_t *b) {
 OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) {
   return (I32)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(quad));
 }
-OCTAVO_INLINE I32 dot_u4i8(I32 acc, I32 w, int32_t quad) { return dot_u8i8(acc, w, quad); }
-OCTAVO_INLINE I32 low_nibbles(I32 w) { return w & 0x0f0f0f0f; }
-OCTAVO_INLINE I32 high_nibbles(I32 w) { return (w >> 4) & 0x0f0f0f0f; }
+OCTAVO_INLINE I32 dot_u7i8(I32 acc, I32 w, int32_t quad) { return dot_u8i8(acc, w, quad); }
+OCTAVO_INLINE I32 field(I32 w, int shift, int32_t mask) { return (shift < 0 ? w << -shift : w >> shift) & mask; }
+OCTAVO_INLINE I32 lookup(const uint8_t *table, I32 w) {
+  return (I32)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_128(table)), (__m512i)w);
+}
 template <int J>
 OCTAVO_INLINE F32 byte_to_f32(I32 w) {
   return to_f32((w >> (8 * J)) & 255);

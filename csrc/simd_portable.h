@@ -7,6 +7,7 @@
 #include <cstring>
 
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
+#define OCTAVO_UNROLL(n)  // of a kernel's loop over a tile; plain C++ gains nothing and compiles four times as long
 
 namespace octavo::OCTAVO_ISA {
 
@@ -45,6 +46,7 @@ OCTAVO_INLINE F32 vmax(F32 a, F32 b) { return a > b ? a : b; }
 OCTAVO_INLINE F32 vmin(F32 a, F32 b) { return a < b ? a : b; }
 OCTAVO_INLINE F32 where_less(F32 a, F32 b, F32 yes, F32 no) { return a < b ? yes : no; }
 OCTAVO_INLINE F32 bits_to_f32(I32 v) { return std::bit_cast<F32>(v); }
+OCTAVO_INLINE I32 f32_bits(F32 v) { return std::bit_cast<I32>(v); }
 OCTAVO_INLINE F32 to_f32(I32 v) { return __builtin_convertvector(v, F32); }
 // Nearest, ties to even; |x| below 2^22.
 OCTAVO_INLINE F32 round_nearest(F32 x) {
@@ -88,6 +90,14 @@ OCTAVO_INLINE I32 widen_u16(const uint16_t *p) {
   for (int i = 0; i < 16; i++) v[i] = h[i];
   return v;
 }
+OCTAVO_INLINE I32 widen_u8(const void *p) {
+  uint8_t b[16];
+  std::memcpy(b, p, sizeof b);
+  I32 v;
+  for (int i = 0; i < 16; i++) v[i] = b[i];
+  return v;
+}
+OCTAVO_INLINE I32 widen_i8(const void *p) { return (widen_u8(p) ^ 128) - 128; }
 OCTAVO_INLINE void store_u16(uint16_t *p, U32 v) {
   for (int i = 0; i < 16; i++) p[i] = static_cast<uint16_t>(v[i]);
 }
@@ -144,9 +154,16 @@ OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) {
   for (int j = 0; j < 4; j++) acc += ((w >> (8 * j)) & 255) * set1(static_cast<int32_t>(static_cast<int8_t>(quad >> (8 * j))));
   return acc;
 }
-OCTAVO_INLINE I32 dot_u4i8(I32 acc, I32 w, int32_t quad) { return dot_u8i8(acc, w, quad); }  // bytes of w are below 16
-OCTAVO_INLINE I32 low_nibbles(I32 w) { return w & 0x0f0f0f0f; }
-OCTAVO_INLINE I32 high_nibbles(I32 w) { return (w >> 4) & 0x0f0f0f0f; }
+OCTAVO_INLINE I32 dot_u7i8(I32 acc, I32 w, int32_t quad) { return dot_u8i8(acc, w, quad); }  // bytes of w are below 128
+// Bits of each lane, moved down by `shift` (up if negative), where the mask has ones. It has none where a shift down
+// would bring the sign.
+OCTAVO_INLINE I32 field(I32 w, int shift, int32_t mask) { return (shift < 0 ? w << -shift : w >> shift) & mask; }
+OCTAVO_INLINE I32 lookup(const uint8_t *table, I32 w) {  // of 16 bytes, by the bytes of w, which are below 16
+  uint8_t b[64];
+  std::memcpy(b, &w, sizeof b);
+  for (uint8_t &x : b) x = table[x];
+  return load_words(b);
+}
 template <int J>
 OCTAVO_INLINE F32 byte_to_f32(I32 w) {  // byte J of each lane, unsigned
   return to_f32((w >> (8 * J)) & 255);

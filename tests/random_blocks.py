@@ -29,6 +29,14 @@ _SCALES: dict[WeightType, tuple[tuple[int, ...], float]] = {
 }
 
 
+def packed(values: NDArray[np.float32], kind: WeightType, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """`values` in a GGML type, [rows, bytes]: quantized where the gguf package can, else random blocks."""
+    try:
+        return gguf.quantize(values, gguf.GGMLQuantizationType(kind)).view(np.uint8).reshape(*values.shape[:-1], -1)
+    except NotImplementedError:
+        return random_blocks(kind, values.shape, rng, float(values.std())).reshape(*values.shape[:-1], -1)
+
+
 def random_blocks(
     kind: WeightType, shape: tuple[int, ...], rng: np.random.Generator, size: float = 1.0
 ) -> NDArray[np.uint8]:

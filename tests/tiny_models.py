@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from octavo.quantization.formats import FORMATS, WeightType
 from octavo.tokenizer.token_table import TokenType, byte_alphabet
+from tests.random_blocks import packed
 
 EOS_TEXT = "<|endoftext|>"
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -91,8 +92,9 @@ def write_tiny_llama(path: Path, spec: TinyLlama) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     _add_vocabulary(writer, spec)
     for name, values in random_tensors(spec).items():
-        kind = gguf.GGMLQuantizationType(spec.type_of(name, values.shape))
-        writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+        kind = spec.type_of(name, values.shape)
+        rng = np.random.default_rng([spec.seed, *name.encode()])
+        writer.add_tensor(name, packed(values, kind, rng), raw_dtype=gguf.GGMLQuantizationType(kind))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -2,6 +2,7 @@
 #include "kernel_table.h"
 #include "kernels/math.inl"
 #include "kernels/store.inl"
+#include "kernels/formats.inl"
 #include "kernels/rows.inl"
 #include "kernels/linear.inl"
 #include "kernels/experts.inl"

@@ -8,210 +8,221 @@ inline constexpr int kTilePanels = 2;
 inline constexpr int kTileColumns = kTilePanels * kPanel;
 inline constexpr int kRowBlock = 128;  // rows a chunk takes at most: their activations stay in the second-level cache
 
-// Integer path: x is INT8_BLOCKS or, with two planes of codes, INT8_TWICE. Weight codes are unsigned; their zero point
-// enters as the start of the integer sum, exactly.
-template <WeightType T, int Planes, int M, int P>
-static void tile_int8(const PackedWeight &w, int panel, const std::byte *x, int64_t stride, float *out) {
-  constexpr int64_t code_bytes = PackedWeight::code_bytes(T);
-  constexpr int zero_point = PackedWeight::zero_point(T);
-  const int blocks = w.k / kBlock;
-  const std::byte *codes[P], *scales[P];
-  for (int p = 0; p < P; p++) {
-    codes[p] = w.panel(panel + p);
-    scales[p] = codes[p] + blocks * code_bytes;
-  }
-  auto word = [&](int m, int64_t offset) {
-    int32_t v;
-    std::memcpy(&v, x + m * stride + offset, 4);
-    return v;
-  };
-  const int64_t numbers = static_cast<int64_t>(Planes) * w.k;  // where the scales, sums and code sums of a row begin
+// One tile's operands: two panels (the last of an odd number twice) and kRowTile rows (what is missing repeats the last).
+struct Tile {
+  const std::byte *panels[kTilePanels];
+  const std::byte *rows[kRowTile];
+  int k;
+  Expand expand;
+  float *out;  // [rows][kTileColumns]
+};
+
+template <class T>
+OCTAVO_INLINE T word(const std::byte *p) {
+  T v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// Codes of weights times codes of activations. The zero point enters as the start of the integer sum, exactly.
+template <WeightType T, int M>
+static void tile_int8(const Tile &t) {
+  using F = Format<T>;
+  using B = Blocks<T>;
+  constexpr int P = kTilePanels;
+  const std::byte *records[P];
+  for (int p = 0; p < P; p++) records[p] = B::records(t.panels[p], t.k);
   F32 f[M][P];
   for (int m = 0; m < M; m++)
     for (int p = 0; p < P; p++) f[m][p] = zero();
-  for (int b = 0; b < blocks; b++) {
-    F32 d[P], minimum[P];
-    for (int p = 0; p < P; p++) {
-      d[p] = load_f16(reinterpret_cast<const uint16_t *>(scales[p]) + b * kPanel);
-      if constexpr (T == WeightType::Q4_1) minimum[p] = load_f16(reinterpret_cast<const uint16_t *>(scales[p]) + (blocks + b) * kPanel);
-    }
-#pragma GCC unroll 2
-    for (int plane = 0; plane < Planes; plane++) {
+  for (int b = 0; b < t.k / kBlock; b++) {
+    const int64_t codes_at = b * kBlock, block_at = t.k + b * static_cast<int64_t>(sizeof(Int8Block));
+    OCTAVO_UNROLL(2)
+    for (int part = 0; part < F::kParts; part++) {
+      auto sum_of = [&](int m) __attribute__((always_inline)) {  // of the activations' codes
+        int32_t first = F::kParts == 2 ? word<int32_t>(t.rows[m] + block_at + offsetof(Int8Block, first_half)) : 0;
+        return part == 0 && F::kParts == 2 ? first : word<int32_t>(t.rows[m] + block_at + offsetof(Int8Block, sum)) - first;
+      };
       I32 acc[M][P];
-#pragma GCC unroll 8
+      OCTAVO_UNROLL(8)
       for (int m = 0; m < M; m++)
-        for (int p = 0; p < P; p++) acc[m][p] = set1(zero_point ? -zero_point * word(m, numbers + ((2 + plane) * blocks + b) * 4) : 0);
-      const int64_t first = static_cast<int64_t>(plane) * w.k + b * kBlock;
-#pragma GCC unroll 8
-      for (int g = 0; g < (T == WeightType::Q8_0 ? 8 : 4); g++) {
+        for (int p = 0; p < P; p++) acc[m][p] = set1(F::kZero ? -F::kZero * sum_of(m) : 0);
+      OCTAVO_UNROLL(4)
+      for (int g = 0; g < 4; g++) {
         I32 lo[P], hi[P];
-        for (int p = 0; p < P; p++) {
-          lo[p] = load_words(codes[p] + b * code_bytes + g * 64);
-          if constexpr (T != WeightType::Q8_0) {
-            hi[p] = high_nibbles(lo[p]);
-            lo[p] = low_nibbles(lo[p]);
+        for (int p = 0; p < P; p++) B::codes(t.panels[p], b, g, lo[p], hi[p]);
+        auto multiply = [&](const I32 *codes, int64_t at) __attribute__((always_inline)) {
+          OCTAVO_UNROLL(8)
+          for (int m = 0; m < M; m++) {
+            auto quad = word<int32_t>(t.rows[m] + at);
+            OCTAVO_UNROLL(2)
+            for (int p = 0; p < P; p++)
+              acc[m][p] = B::kLayout.bits == 8 || F::kTable ? dot_u8i8(acc[m][p], codes[p], quad) : dot_u7i8(acc[m][p], codes[p], quad);
           }
+        };
+        if (part == 0) multiply(lo, codes_at + g * 4);
+        if (part == F::kParts - 1) multiply(hi, codes_at + 16 + g * 4);
+      }
+      F32 d[P], minimum[P];
+      for (int p = 0; p < P; p++) {
+        d[p] = B::scale(records[p], b, part);
+        if constexpr (F::kMinimum) minimum[p] = B::minimum(records[p], b, part);
+      }
+      OCTAVO_UNROLL(8)
+      for (int m = 0; m < M; m++) {
+        auto scale = word<float>(t.rows[m] + block_at);
+        OCTAVO_UNROLL(2)
+        for (int p = 0; p < P; p++) f[m][p] = fma(to_f32(acc[m][p]), d[p] * set1(scale), f[m][p]);
+        if constexpr (F::kMinimum) {
+          F32 sum = set1(F::kParts == 2 ? scale * static_cast<float>(sum_of(m))
+                                        : word<float>(t.rows[m] + block_at + offsetof(Int8Block, scaled_sum)));
+          OCTAVO_UNROLL(2)
+          for (int p = 0; p < P; p++) f[m][p] = fma(minimum[p], sum, f[m][p]);
         }
-#pragma GCC unroll 8
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 2
-          for (int p = 0; p < P; p++) {
-            if constexpr (T == WeightType::Q8_0) {
-              acc[m][p] = dot_u8i8(acc[m][p], lo[p], word(m, first + g * 4));
-            } else {
-              acc[m][p] = dot_u4i8(acc[m][p], lo[p], word(m, first + g * 4));
-              acc[m][p] = dot_u4i8(acc[m][p], hi[p], word(m, first + 16 + g * 4));
-            }
-          }
-      }
-#pragma GCC unroll 8
-      for (int m = 0; m < M; m++) {
-        F32 scale = set1(std::bit_cast<float>(word(m, numbers + b * 4)));
-        if (plane == 1) scale = scale * set1(1.0f / kFineSteps);
-#pragma GCC unroll 2
-        for (int p = 0; p < P; p++) f[m][p] = fma(to_f32(acc[m][p]), d[p] * scale, f[m][p]);
-      }
-    }
-    if constexpr (T == WeightType::Q4_1) {
-#pragma GCC unroll 8
-      for (int m = 0; m < M; m++) {
-        F32 sum = set1(std::bit_cast<float>(word(m, numbers + (blocks + b) * 4)));
-#pragma GCC unroll 2
-        for (int p = 0; p < P; p++) f[m][p] = fma(minimum[p], sum, f[m][p]);
       }
     }
   }
   for (int m = 0; m < M; m++)
-    for (int p = 0; p < P; p++) store(out + m * kTileColumns + p * kPanel, f[m][p]);
+    for (int p = 0; p < P; p++) store(t.out + m * kTileColumns + p * kPanel, f[m][p]);
 }
 
-// bfloat16 pairs on both sides.
-template <int M, int P>
-static void tile_bf16(const PackedWeight &w, int panel, const std::byte *x, int64_t stride, float *out) {
-  F32 f[M][P];
+// bfloat16 pairs on both sides; e4m3 numbers become such pairs on the way.
+template <WeightType T, int M>
+static void tile_bf16(const Tile &t) {
+  constexpr int P = kTilePanels;
+  constexpr bool fp8 = T != WeightType::BF16, scaled = T == WeightType::FP8_E4M3_BLOCK;
+  F32 f[M][P], unscaled[M][P];
   for (int m = 0; m < M; m++)
-    for (int p = 0; p < P; p++) f[m][p] = zero();
-  for (int pair = 0; pair < (w.k + 1) / 2; pair++) {
-    I32 v[P];
-    for (int p = 0; p < P; p++) v[p] = load_words(w.panel(panel + p) + pair * 64);
-#pragma GCC unroll 8
+    for (int p = 0; p < P; p++) f[m][p] = unscaled[m][p] = zero();
+  auto multiply = [&](const I32 *v, int pair) __attribute__((always_inline)) {
+    OCTAVO_UNROLL(8)
     for (int m = 0; m < M; m++) {
-      uint32_t a;
-      std::memcpy(&a, x + m * stride + pair * 4, 4);
-#pragma GCC unroll 2
-      for (int p = 0; p < P; p++) f[m][p] = dot_bf16(f[m][p], v[p], a);
+      auto a = word<uint32_t>(t.rows[m] + pair * 4);
+      OCTAVO_UNROLL(2)
+      for (int p = 0; p < P; p++) {
+        F32 &sum = scaled ? unscaled[m][p] : f[m][p];
+        sum = dot_bf16(sum, v[p], a);
+      }
     }
-  }
-  for (int m = 0; m < M; m++)
-    for (int p = 0; p < P; p++) store(out + m * kTileColumns + p * kPanel, f[m][p]);
-}
-
-// Calls visit(k, values of 16 outputs at input k) for all k in order; quantized weights are expanded as their format
-// defines (scale * code + minimum, rounded twice).
-template <WeightType T, class Visit>
-OCTAVO_INLINE void expand_panel(const PackedWeight &w, int panel, Visit visit) {
-  const std::byte *data = w.panel(panel);
-  if constexpr (T == WeightType::F32) {
-    for (int k = 0; k < w.k; k++) visit(k, load(reinterpret_cast<const float *>(data) + k * kPanel));
-  } else if constexpr (T == WeightType::F16) {
-    for (int k = 0; k < w.k; k++) visit(k, load_f16(reinterpret_cast<const uint16_t *>(data) + k * kPanel));
-  } else if constexpr (T == WeightType::BF16) {
-    for (int k = 0; k < w.k; k++) {
-      I32 pair = load_words(data + k / 2 * 64);
-      visit(k, k % 2 ? bf16_high(pair) : bf16_low(pair));
+  };
+  int pairs = (t.k + 1) / 2;
+  for (int pair = 0; pair < pairs; pair += fp8 ? 2 : 1) {
+    I32 v[P], next[P];
+    for (int p = 0; p < P; p++) {
+      if constexpr (fp8) {
+        fp8_pairs(t.panels[p] + pair / 2 * 64, v[p], next[p]);
+      } else {
+        v[p] = load_words(t.panels[p] + pair * 64);
+      }
     }
-  } else {
-    constexpr int64_t code_bytes = PackedWeight::code_bytes(T);
-    const int blocks = w.k / kBlock;
-    auto *scales = reinterpret_cast<const uint16_t *>(data + blocks * code_bytes);
-    for (int b = 0; b < blocks; b++) {
-      F32 d = load_f16(scales + b * kPanel), minimum = zero(), offset = set1(static_cast<float>(PackedWeight::zero_point(T)));
-      if constexpr (T == WeightType::Q4_1) minimum = load_f16(scales + (blocks + b) * kPanel);
-      for (int g = 0; g < 8; g++) {
-        I32 v = load_words(data + b * code_bytes + (T == WeightType::Q8_0 ? g : g % 4) * 64);
-        if constexpr (T != WeightType::Q8_0) v = g < 4 ? low_nibbles(v) : high_nibbles(v);
-        int k = b * kBlock + g * 4;
-        visit(k, d * (byte_to_f32<0>(v) - offset) + minimum);
-        visit(k + 1, d * (byte_to_f32<1>(v) - offset) + minimum);
-        visit(k + 2, d * (byte_to_f32<2>(v) - offset) + minimum);
-        visit(k + 3, d * (byte_to_f32<3>(v) - offset) + minimum);
+    multiply(v, pair);
+    if (fp8 && pair + 1 < pairs) multiply(next, pair + 1);
+    if constexpr (scaled) {
+      if ((pair + 2) % (kFp8Block / 2)) continue;
+      for (int p = 0; p < P; p++) {
+        F32 scale = fp8_scale(t.panels[p], t.k, pair / (kFp8Block / 2));
+        OCTAVO_UNROLL(8)
+        for (int m = 0; m < M; m++) {
+          f[m][p] = fma(scale, unscaled[m][p], f[m][p]);
+          unscaled[m][p] = zero();
+        }
       }
     }
   }
+  for (int m = 0; m < M; m++)
+    for (int p = 0; p < P; p++) store(t.out + m * kTileColumns + p * kPanel, f[m][p]);
 }
 
-// Float activations with any weight.
-template <WeightType T, int M, int P>
-static void tile_float(const PackedWeight &w, int panel, const std::byte *x, int64_t stride, float *out) {
-  for (int p = 0; p < P; p++) {
-    F32 f[M];
-    for (int m = 0; m < M; m++) f[m] = zero();
-    expand_panel<T>(w, panel + p, [&](int k, F32 v) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-      for (int m = 0; m < M; m++) f[m] = fma(v, set1(reinterpret_cast<const float *>(x + m * stride)[k]), f[m]);
-    });
-    for (int m = 0; m < M; m++) store(out + m * kTileColumns + p * kPanel, f[m]);
-  }
-}
-
-using TileFunction = void (*)(const PackedWeight &, int panel, const std::byte *x, int64_t stride, float *out);
-
-template <int M, int P>
-static constexpr TileFunction tile_function(WeightType type, Storage storage) {
-  using enum WeightType;
-  bool twice = storage == Storage::INT8_TWICE;
-  if (twice || storage == Storage::INT8_BLOCKS) {
-    switch (type) {
-      case Q4_0: return twice ? tile_int8<Q4_0, 2, M, P> : tile_int8<Q4_0, 1, M, P>;
-      case Q4_1: return twice ? tile_int8<Q4_1, 2, M, P> : tile_int8<Q4_1, 1, M, P>;
-      case Q8_0: return twice ? tile_int8<Q8_0, 2, M, P> : tile_int8<Q8_0, 1, M, P>;
-      default: return nullptr;
+// Float activations with any weight, expanded 32 inputs at a time.
+template <int M>
+static void tile_float(const Tile &t) {
+  alignas(64) float buffer[kBlock * kPanel];
+  F32 f[kTilePanels][M];
+  for (int p = 0; p < kTilePanels; p++)
+    for (int m = 0; m < M; m++) f[p][m] = zero();
+  for (int first = 0; first < t.k; first += kBlock) {
+    int count = t.k - first < kBlock ? t.k - first : kBlock;
+    for (int p = 0; p < kTilePanels; p++) {
+      const float *values = t.expand(t.panels[p], t.k, first / kBlock, buffer);
+      F32 sum[M];
+      for (int m = 0; m < M; m++) sum[m] = f[p][m];
+      for (int i = 0; i < count; i++) {
+        F32 v = load(values + i * kPanel);
+        OCTAVO_UNROLL(8)
+        for (int m = 0; m < M; m++) sum[m] = fma(v, set1(reinterpret_cast<const float *>(t.rows[m])[first + i]), sum[m]);
+      }
+      for (int m = 0; m < M; m++) f[p][m] = sum[m];
     }
   }
-  if (storage == Storage::BFLOAT16) return type == BF16 ? tile_bf16<M, P> : nullptr;
-  switch (type) {
-    case F32: return tile_float<F32, M, P>;
-    case F16: return tile_float<F16, M, P>;
-    case BF16: return tile_float<BF16, M, P>;
-    case Q4_0: return tile_float<Q4_0, M, P>;
-    case Q4_1: return tile_float<Q4_1, M, P>;
-    case Q8_0: return tile_float<Q8_0, M, P>;
+  for (int m = 0; m < M; m++)
+    for (int p = 0; p < kTilePanels; p++) store(t.out + m * kTileColumns + p * kPanel, f[p][m]);
+}
+
+using TileFunction = void (*)(const Tile &);
+
+template <WeightType T, int M>
+static constexpr TileFunction tile_function(Storage storage) {
+  constexpr bool fp8 = T == WeightType::FP8_E4M3 || T == WeightType::FP8_E4M3_BLOCK;
+  if (storage == Storage::FLOAT32) return tile_float<M>;
+  if (storage == Storage::BFLOAT16) {
+    if constexpr (T == WeightType::BF16 || fp8) return tile_bf16<T, M>;
+  } else if constexpr (block_layout(T).bits) {
+    return tile_int8<T, M>;
   }
   return nullptr;
 }
 
-// The tile functions for 1 .. kRowTile rows of one weight and one activation storage. The tables are constants: one made
-// at load would run this instruction set's code on processors that lack it.
+// The tile functions of one weight and one activation storage; there is one for 1, 2, 4 and kRowTile rows. The tables
+// are constants: one made at load would run this instruction set's code on processors that lack it.
 struct Tiles {
-  TileFunction of[kRowTile + 1][kTilePanels + 1] = {};
-  constexpr Tiles(WeightType type, Storage storage) { fill<kRowTile>(type, storage); }
-
- private:
-  template <int M>
-  constexpr void fill(WeightType type, Storage storage) {
-    of[M][1] = tile_function<M, 1>(type, storage);
-    of[M][2] = tile_function<M, 2>(type, storage);
-    if constexpr (M > 1) fill<M - 1>(type, storage);
-  }
+  TileFunction one, two, four, full;
+  TileFunction of(int rows) const { return rows == 1 ? one : rows == 2 ? two : rows <= 4 ? four : full; }
 };
 
 template <WeightType T>
 static const Tiles &tiles_of(Storage storage) {
-  static constexpr Tiles tiles[] = {{T, Storage::FLOAT32}, {T, Storage::BFLOAT16}, {T, Storage::INT8_BLOCKS}, {T, Storage::INT8_TWICE}};
-  return tiles[static_cast<int>(storage)];
+#define OCTAVO_TILES(S)                                                                                   \
+  {                                                                                                       \
+    tile_function<T, 1>(S), tile_function<T, 2>(S), tile_function<T, 4>(S), tile_function<T, kRowTile>(S) \
+  }
+  static constexpr Tiles tiles[] = {OCTAVO_TILES(Storage::FLOAT32), OCTAVO_TILES(Storage::BFLOAT16), OCTAVO_TILES(Storage::INT8_BLOCKS)};
+#undef OCTAVO_TILES
+  return tiles[storage == Storage::INT8_TWICE ? static_cast<int>(Storage::INT8_BLOCKS) : static_cast<int>(storage)];
 }
 
 static const Tiles &tiles_for(WeightType type, Storage storage) {
-  using enum WeightType;
   switch (type) {
-    case F32: break;
-    case F16: return tiles_of<F16>(storage);
-    case BF16: return tiles_of<BF16>(storage);
-    case Q4_0: return tiles_of<Q4_0>(storage);
-    case Q4_1: return tiles_of<Q4_1>(storage);
-    case Q8_0: return tiles_of<Q8_0>(storage);
+#define OCTAVO_CASE(T) \
+  case WeightType::T: return tiles_of<WeightType::T>(storage);
+    OCTAVO_WEIGHT_TYPES(OCTAVO_CASE)
+#undef OCTAVO_CASE
   }
-  return tiles_of<F32>(storage);
+  return tiles_of<WeightType::F32>(storage);
+}
+
+// How many rows `multiply_tile` takes: an INT8_TWICE row is two rows of a tile.
+OCTAVO_INLINE int rows_a_tile(Storage storage) { return storage == Storage::INT8_TWICE ? kRowTile / 2 : kRowTile; }
+
+// out[count][kTileColumns] = rows, `count` of them anywhere, times panels `panel` and `panel + 1` of a weight.
+static void multiply_tile(const PackedWeight &w, Storage storage, int panel, const std::byte *const *rows, int count, float *out) {
+  bool twice = storage == Storage::INT8_TWICE;
+  int used = twice ? 2 * count : count, next = panel + 1 < w.panels() ? panel + 1 : panel;
+  Tile t{{w.panel(panel), w.panel(next)}, {}, w.k, expand_of(w.type), out};
+  for (int i = 0; i < kRowTile; i++) {
+    int m = i < used ? i : used - 1;
+    t.rows[i] = twice ? rows[m / 2] + m % 2 * int8_row_bytes(w.k) : rows[m];
+  }
+  tiles_for(w.type, storage).of(used)(t);
+  for (int i = 0; twice && i < count; i++) {
+    float *codes = out + 2 * i * kTileColumns;
+    combine(out + i * kTileColumns, codes, codes + kTileColumns, kTileColumns, [](F32 a, F32 b) { return a + b; });
+  }
+  if (!w.row_scales) return;
+  int column = panel * kPanel, n = w.n - column < kTileColumns ? w.n - column : kTileColumns;
+  for (int i = 0; i < count; i++) {
+    float *v = out + i * kTileColumns;
+    combine(v, v, w.row_scales + column, n, [](F32 a, F32 b) { return a * b; });
+  }
 }
 
 // What one chunk computes: panels [begin, end) of a weight for rows [first, last).
@@ -236,24 +247,26 @@ struct Cut {
   }
 };
 
-// Calls run(row, rows of the tile, panel, panels of the tile) for each tile of a piece.
+// Calls run(rows, first row, number of rows, panel, columns) for each tile of a piece of a weight with n outputs.
 template <class Run>
-OCTAVO_INLINE void for_tiles(Piece piece, Run run) {
-  for (int panel = piece.begin; panel < piece.end; panel += kTilePanels) {
-    int p = piece.end - panel < kTilePanels ? piece.end - panel : kTilePanels;
-    for (int row = piece.first; row < piece.last; row += kRowTile)
-      run(row, piece.last - row < kRowTile ? piece.last - row : kRowTile, panel, p);
-  }
+OCTAVO_INLINE void for_tiles(Piece piece, const TensorView &x, int n, Run run) {
+  int most = rows_a_tile(x.storage);
+  for (int panel = piece.begin; panel < piece.end; panel += kTilePanels)
+    for (int row = piece.first; row < piece.last; row += most) {
+      int count = piece.last - row < most ? piece.last - row : most, columns = n - panel * kPanel;
+      const std::byte *rows[kRowTile];
+      for (int i = 0; i < count; i++) rows[i] = x.row(row + i);
+      run(rows, row, count, panel, columns < kTileColumns ? columns : kTileColumns);
+    }
 }
 
 // One piece of x @ w.T + bias; bias may be null.
 static void multiply(const PackedWeight &w, const float *bias, const TensorView &x, const TensorView &to, Piece piece) {
-  const Tiles &tiles = tiles_for(w.type, x.storage);
-  for_tiles(piece, [&](int row, int m, int panel, int p) {
+  for_tiles(piece, x, w.n, [&](const std::byte *const *rows, int row, int count, int panel, int n) {
     alignas(64) float out[kRowTile * kTileColumns];
-    tiles.of[m][p](w, panel, x.row(row), x.stride, out);
-    int column = panel * kPanel, n = w.n - column < p * kPanel ? w.n - column : p * kPanel;
-    for (int i = 0; i < m; i++) {
+    multiply_tile(w, x.storage, panel, rows, count, out);
+    int column = panel * kPanel;
+    for (int i = 0; i < count; i++) {
       float *v = out + i * kTileColumns;
       if (bias) combine(v, v, bias + column, n, [](F32 a, F32 b) { return a + b; });
       store_columns(to, row + i, column, v, n);
@@ -264,13 +277,12 @@ static void multiply(const PackedWeight &w, const float *bias, const TensorView 
 // One piece of activation(x @ gate.T) * (x @ up.T).
 static void multiply_gated(const PackedWeight &gate, const PackedWeight &up, Activation activation, const TensorView &x,
                            const TensorView &to, Piece piece) {
-  const Tiles &tiles = tiles_for(gate.type, x.storage);
-  for_tiles(piece, [&](int row, int m, int panel, int p) {
+  for_tiles(piece, x, gate.n, [&](const std::byte *const *rows, int row, int count, int panel, int n) {
     alignas(64) float g[kRowTile * kTileColumns], u[kRowTile * kTileColumns];
-    tiles.of[m][p](gate, panel, x.row(row), x.stride, g);
-    tiles.of[m][p](up, panel, x.row(row), x.stride, u);
-    int column = panel * kPanel, n = gate.n - column < p * kPanel ? gate.n - column : p * kPanel;
-    for (int i = 0; i < m; i++) {
+    multiply_tile(gate, x.storage, panel, rows, count, g);
+    multiply_tile(up, x.storage, panel, rows, count, u);
+    int column = panel * kPanel;
+    for (int i = 0; i < count; i++) {
       float *v = g + i * kTileColumns;
       combine(v, v, u + i * kTileColumns, n, [&](F32 a, F32 b) { return activate(activation, a) * b; });
       store_columns(to, row + i, column, v, n);

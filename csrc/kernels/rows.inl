@@ -30,57 +30,6 @@ OCTAVO_INLINE void make_row(const TensorView &to, int row, Value value) {
   }
 }
 
-// Row `row` of a packed matrix as floats.
-static void decode_row(const PackedWeight &w, int row, float *out) {
-  const std::byte *panel = w.panel(row / kPanel);
-  int r = row % kPanel, blocks = w.k / kBlock;
-  auto half = [](const std::byte *p, int64_t i) {
-    uint16_t h;
-    std::memcpy(&h, p + 2 * i, 2);
-    return h;
-  };
-  auto half_to_float = [](uint16_t h) {
-    uint16_t lanes[16] = {h};
-    float f[16];
-    store(f, load_f16(lanes));
-    return f[0];
-  };
-  switch (w.type) {
-    case WeightType::F32:
-      for (int k = 0; k < w.k; k++) std::memcpy(out + k, panel + 4 * (static_cast<int64_t>(k) * kPanel + r), 4);
-      return;
-    case WeightType::F16:
-      for (int k = 0; k < w.k; k++) out[k] = half_to_float(half(panel, static_cast<int64_t>(k) * kPanel + r));
-      return;
-    case WeightType::BF16:
-      for (int k = 0; k < w.k; k++) {
-        uint32_t bits = half(panel, (static_cast<int64_t>(k / 2) * kPanel + r) * 2 + k % 2);
-        out[k] = std::bit_cast<float>(bits << 16);
-      }
-      return;
-    case WeightType::Q8_0:
-    case WeightType::Q4_0:
-    case WeightType::Q4_1: break;
-  }
-  int64_t code_bytes = PackedWeight::code_bytes(w.type);
-  const std::byte *scales = panel + blocks * code_bytes, *minima = scales + blocks * kPanel * 2;
-  for (int b = 0; b < blocks; b++) {
-    auto *codes = reinterpret_cast<const uint8_t *>(panel + b * code_bytes);
-    float scale = half_to_float(half(scales, b * kPanel + r));
-    float minimum = w.type == WeightType::Q4_1 ? half_to_float(half(minima, b * kPanel + r)) : 0.0f;
-    for (int i = 0; i < kBlock; i++) {
-      int code;
-      if (w.type == WeightType::Q8_0) {
-        code = codes[(i / 4) * 64 + r * 4 + i % 4];
-      } else {
-        int byte = codes[(i % 16 / 4) * 64 + r * 4 + i % 4];
-        code = i < 16 ? byte & 15 : byte >> 4;
-      }
-      out[b * kBlock + i] = scale * static_cast<float>(code - PackedWeight::zero_point(w.type)) + minimum;
-    }
-  }
-}
-
 static void embed_row(const Embed &op, const Step &step, int row, float *scratch) {
   decode_row(step.weights[op.weight], step.batch.token_ids[row], scratch);
   store_row(step.view(op.outputs[0]), row, scratch);

@@ -1,33 +1,29 @@
 // Writing rows in the storage that a tensor has: the end of every operation that produces one.
 namespace octavo::OCTAVO_ISA {
 
-// 32 codes; returns their sum.
-OCTAVO_INLINE int32_t store_codes(std::byte *to, I32 lo, I32 hi) {
-  store_int8(reinterpret_cast<int8_t *>(to), lo);
-  store_int8(reinterpret_cast<int8_t *>(to) + 16, hi);
-  return reduce_add(lo + hi);
+// Block b of an INT8_BLOCKS row.
+OCTAVO_INLINE void store_block(std::byte *row, int width, int b, I32 lo, I32 hi, float scale) {
+  store_int8(reinterpret_cast<int8_t *>(row) + b * kBlock, lo);
+  store_int8(reinterpret_cast<int8_t *>(row) + b * kBlock + 16, hi);
+  int32_t first = reduce_add(lo), sum = first + reduce_add(hi);
+  Int8Block block{scale, scale * static_cast<float>(sum), sum, first};
+  std::memcpy(row + width + b * sizeof block, &block, sizeof block);
 }
 
 // Block b of an int8 row from 32 floats: code = round(x / scale), scale = max |x| / 127, fine code = what that left.
 // Blocks below 2^-119, whose inverse scale would overflow, count as zeros.
 OCTAVO_INLINE void quantize_block(std::byte *row, int width, Storage storage, int b, F32 lo, F32 hi) {
-  int blocks = width / kBlock, planes = storage == Storage::INT8_TWICE ? 2 : 1;
-  auto *scale = reinterpret_cast<float *>(row + planes * width), *sum = scale + blocks;
-  auto *code_sum = reinterpret_cast<int32_t *>(sum + blocks);
-  float top = reduce_max(vmax(abs(lo), abs(hi)));
+  float top = reduce_max(vmax(abs(lo), abs(hi))), scale = top / 127.0f;
   F32 inverse = set1(top > 0x1p-119f ? 127.0f / top : 0.0f);
   lo = lo * inverse;
   hi = hi * inverse;
   I32 a = to_i32(lo), c = to_i32(hi);
-  code_sum[b] = store_codes(row + b * kBlock, a, c);
-  float total = static_cast<float>(code_sum[b]);
-  if (planes == 2) {
+  store_block(row, width, b, a, c, scale);
+  if (storage == Storage::INT8_TWICE) {
     F32 steps = set1(kFineSteps);
-    code_sum[blocks + b] = store_codes(row + width + b * kBlock, to_i32((lo - to_f32(a)) * steps), to_i32((hi - to_f32(c)) * steps));
-    total += static_cast<float>(code_sum[blocks + b]) / kFineSteps;
+    store_block(row + int8_row_bytes(width), width, b, to_i32((lo - to_f32(a)) * steps), to_i32((hi - to_f32(c)) * steps),
+                scale / kFineSteps);
   }
-  scale[b] = top / 127.0f;
-  sum[b] = scale[b] * total;
 }
 
 // Columns [column, column + n) of one row, n <= 32. For int8 storages: column is a multiple of 32 and n is 32.
@@ -54,6 +50,12 @@ OCTAVO_INLINE void store_row(const TensorView &t, int row, const float *v) {
   for (int c = 0; c < t.width; c += 32) store_columns(t, row, c, v + c, t.width - c < 32 ? t.width - c : 32);
 }
 
+OCTAVO_INLINE float int8_value(const std::byte *row, int width, int i) {
+  Int8Block block;
+  std::memcpy(&block, row + width + i / kBlock * sizeof block, sizeof block);
+  return block.scale * static_cast<float>(static_cast<int8_t>(row[i]));
+}
+
 // A row as floats, whatever its storage.
 static void read_row(const TensorView &t, int row, float *out) {
   const std::byte *from = t.row(row);
@@ -63,13 +65,9 @@ static void read_row(const TensorView &t, int row, float *out) {
     auto *p = reinterpret_cast<const uint16_t *>(from);
     for (int i = 0; i < t.width; i++) out[i] = std::bit_cast<float>(static_cast<uint32_t>(p[i]) << 16);
   } else {
-    bool twice = t.storage == Storage::INT8_TWICE;
-    auto *codes = reinterpret_cast<const int8_t *>(from);
-    auto *scale = reinterpret_cast<const float *>(from + (twice ? 2 : 1) * t.width);
-    for (int i = 0; i < t.width; i++) {
-      float fine = twice ? static_cast<float>(codes[t.width + i]) / kFineSteps : 0.0f;
-      out[i] = scale[i / kBlock] * (static_cast<float>(codes[i]) + fine);
-    }
+    for (int i = 0; i < t.width; i++) out[i] = int8_value(from, t.width, i);
+    if (t.storage == Storage::INT8_TWICE)
+      for (int i = 0; i < t.width; i++) out[i] += int8_value(from + int8_row_bytes(t.width), t.width, i);
   }
 }
 

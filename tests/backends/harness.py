@@ -6,29 +6,38 @@ from dataclasses import dataclass, field
 
 import gguf
 import numpy as np
-from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from octavo.backends.cpu.backend import CpuModel, CpuProgram, create_executor, instruction_sets
-from octavo.backends.cpu.lowering import NATURAL_STORAGE
+from octavo.backends.cpu.lowering import NATURAL_STORAGE, Storage
 from octavo.core.records import KVGroup
 from octavo.graph.builder import Graph, GraphBuilder
 from octavo.graph.reference import Reference, ReferenceBatch
 from octavo.graph.schema import Embed, Tensor, Weight
 from octavo.quantization.formats import WeightType
 from octavo.weights.checkpoint import StoredTensor
+from tests.random_blocks import random_blocks
 
 ISAS = instruction_sets()
-QUANTIZED = (WeightType.Q4_0, WeightType.Q4_1, WeightType.Q8_0)
 ALL_TYPES = tuple(NATURAL_STORAGE)
+QUANTIZED = tuple(kind for kind in ALL_TYPES if NATURAL_STORAGE[kind] == Storage.INT8_BLOCKS)
 MAX_TOKENS, MAX_SEQUENCES = 64, 64
 NO_KV = (KVGroup("full", 1, 1, 32),)
 
 
 def stored(values: NDArray[np.float64], kind: WeightType = WeightType.F32) -> StoredTensor:
-    raw = quantize(values.astype(np.float32), gguf.GGMLQuantizationType(int(kind)))
-    data = np.ascontiguousarray(raw).view(np.uint8).reshape(-1)
-    return StoredTensor(values.shape, kind, lambda: data)
+    """Float types keep the values. The others have random blocks of about their size, and row scales where the type
+    leaves the size to them; `values` is then no more than a shape and a seed.
+    """
+    if kind in (WeightType.F32, WeightType.F16, WeightType.BF16):
+        data = gguf.quantize(values.astype(np.float32), gguf.GGMLQuantizationType(int(kind))).view(np.uint8).reshape(-1)
+        return StoredTensor(values.shape, kind, lambda: data)
+    rng = np.random.default_rng(np.abs(values).astype(np.float32).view(np.uint32).reshape(-1)[:8])
+    blocks = random_blocks(kind, values.shape, rng, float(values.std()))
+    if kind not in (WeightType.INT8, WeightType.FP8_E4M3):
+        return StoredTensor(values.shape, kind, lambda: blocks)
+    scales = rng.uniform(0.5, 1.5, values.shape[:-1]).astype(np.float32) * np.float32(values.std() / 75)
+    return StoredTensor(values.shape, kind, lambda: blocks, lambda: scales)
 
 
 @dataclass

@@ -12,6 +12,7 @@ import torch
 
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.backend import create_executor
+from octavo.backends.cpu.lowering import NATURAL_STORAGE, Storage
 from octavo.core.errors import ConfigError
 from octavo.graph.reference import activate
 from octavo.graph.schema import (
@@ -36,16 +37,22 @@ from octavo.graph.schema import (
     Softcap,
     Tensor,
 )
-from octavo.quantization.formats import WeightType
+from octavo.quantization.formats import FORMATS, WeightType, row_bytes
 from tests.backends.harness import ALL_TYPES, ISAS, QUANTIZED, Bench, Pair, relative_error
 
 pytestmark = pytest.mark.parametrize("isa", ISAS)
 WIDTHS = (1, 7, 16, 33, 64, 95, 160)
-ROWS = (1, 2, 5, 6, 7, 13, 31)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 31)
+ROUNDING_TYPES = [kind for kind in ALL_TYPES if NATURAL_STORAGE[kind] != Storage.FLOAT32]
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).normal(size=shape)
+
+
+def widths_of(kind: WeightType) -> tuple[int, ...]:
+    block = FORMATS[kind].block_length
+    return WIDTHS if block == 1 else (block, 5 * block, 352 // block * block) if block == 32 else (block, 3 * block)
 
 
 def check(pair: Pair, isa: str, rows: int, tolerance: float = 2e-6, selected: tuple[int, ...] = ()) -> None:
@@ -73,7 +80,7 @@ def test_an_unknown_instruction_set_is_refused_with_those_there_are(isa: str) ->
 @pytest.mark.parametrize("kind", ALL_TYPES)
 def test_embed_reads_rows_of_every_weight_type(isa: str, kind: WeightType) -> None:
     bench = Bench()
-    table = bench.weight("table", normal(37, 96), kind)
+    table = bench.weight("table", normal(37, widths_of(kind)[-1]), kind)
     pair = bench.build(bench.g(Embed(table)))
     got = pair.native(isa).rows(37)
     assert np.array_equal(got, bench.tensors["table"].values().astype(np.float32))
@@ -242,7 +249,7 @@ def test_select_rows_takes_the_named_rows_in_order(isa: str) -> None:
 @pytest.mark.parametrize("kind", ALL_TYPES)
 @pytest.mark.parametrize("out_features", [1, 16, 50, 96])
 def test_linear_with_float_activations(isa: str, kind: WeightType, out_features: int) -> None:
-    for width in (32, 160, 352) if kind in QUANTIZED else WIDTHS:
+    for width in widths_of(kind):
         bench = Bench()
         values = normal(31, width)
         x = bench.rows("x", values)
@@ -265,12 +272,12 @@ def rounded_to_int8(x: np.ndarray, twice: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("as_logits", [False, True])
-@pytest.mark.parametrize("kind", [*QUANTIZED, WeightType.BF16])
+@pytest.mark.parametrize("kind", ROUNDING_TYPES)
 def test_linear_multiplies_exactly_what_the_activations_were_rounded_to(
     isa: str, kind: WeightType, as_logits: bool
 ) -> None:
     """Rounding of activations has a specification, in 8 bits or, before logits, 16; the product adds no error to it."""
-    for width in (32, 160, 352) if kind in QUANTIZED else WIDTHS:
+    for width in widths_of(kind):
         bench = Bench()
         values = normal(31, width) * np.geomspace(1e-3, 1e3, 31)[:, None]
         values[5] = 0
@@ -300,13 +307,13 @@ def test_a_row_has_the_same_bits_whatever_the_number_of_rows_and_threads(
     isa: str, kind: WeightType, float_activations: bool
 ) -> None:
     bench = Bench()
-    inner = 96 if kind in QUANTIZED else 83
-    x = bench.rows("x", normal(40, 160))
-    gate, up = bench.weight("gate", normal(inner, 160), kind), bench.weight("up", normal(inner, 160, seed=1), kind)
+    width, inner = {1: (160, 83), 32: (160, 96)}.get(FORMATS[kind].block_length, (256, 256))
+    x = bench.rows("x", normal(40, width))
+    gate, up = bench.weight("gate", normal(inner, width), kind), bench.weight("up", normal(inner, width, seed=1), kind)
     h = bench.g(GatedLinear(x, gate, up, Activation.SILU))
-    y = bench.g(Linear(h, (bench.weight("down", normal(160, inner), kind),), (bench.weight("b", normal(160)),)))
-    x = bench.g(RmsNorm(bench.g(Add(x, y)), bench.weight("n", normal(160)), 1e-5))
-    pair = bench.build(bench.g(Linear(x, (bench.weight("head", normal(70, 160), kind),), (None,))))
+    y = bench.g(Linear(h, (bench.weight("down", normal(width, inner), kind),), (bench.weight("b", normal(width)),)))
+    x = bench.g(RmsNorm(bench.g(Add(x, y)), bench.weight("n", normal(width)), 1e-5))
+    pair = bench.build(bench.g(Linear(x, (bench.weight("head", normal(70, width), kind),), (None,))))
     whole = pair.native(isa, float_activations=float_activations).rows(40)
     for threads in (1, 3):
         native = pair.native(isa, threads=threads, float_activations=float_activations)
@@ -319,8 +326,9 @@ def test_a_row_has_the_same_bits_whatever_the_number_of_rows_and_threads(
 @pytest.mark.parametrize("kind", ALL_TYPES)
 def test_gated_linear(isa: str, kind: WeightType) -> None:
     bench = Bench()
-    x = bench.rows("x", normal(31, 160))
-    gate, up = bench.weight("gate", normal(50, 160), kind), bench.weight("up", normal(50, 160, seed=1), kind)
+    width = 256 if FORMATS[kind].block_length > 32 else 160
+    x = bench.rows("x", normal(31, width))
+    gate, up = bench.weight("gate", normal(50, width), kind), bench.weight("up", normal(50, width, seed=1), kind)
     pair = bench.build(bench.g(GatedLinear(x, gate, up, Activation.SILU)))
     for rows in ROWS:
         assert relative_error(pair.native(isa).rows(rows), pair.expected(rows)) < 5e-6
@@ -329,9 +337,9 @@ def test_gated_linear(isa: str, kind: WeightType) -> None:
 def test_linears_of_several_types_share_their_input_by_casts(isa: str) -> None:
     """int8, bfloat16 and float32 readers of one tensor: each gets its own storage of it."""
     bench = Bench()
-    x = bench.g(Add(bench.rows("x", normal(9, 64)), bench.rows("y", normal(9, 64, seed=1))))
+    x = bench.g(Add(bench.rows("x", normal(9, 256)), bench.rows("y", normal(9, 256, seed=1))))
     parts = [
-        bench.g(Linear(x, (bench.weight(kind.name, normal(48, 64, seed=2), kind),), (None,))) for kind in ALL_TYPES
+        bench.g(Linear(x, (bench.weight(kind.name, normal(48, 256, seed=2), kind),), (None,))) for kind in ALL_TYPES
     ]
     total = x = parts[0]
     for part in parts[1:]:
@@ -418,3 +426,12 @@ for attempt in (lambda: create_executor("{isa}", 1000), lambda: pair.native("{is
 def test_weights_take_whole_panels(isa: str) -> None:
     assert _native.vector_bytes(3) == 64
     assert _native.matrix_bytes(int(WeightType.Q4_0), 17, 32) == 2 * (256 + 64)
+
+
+def test_packed_weights_stay_close_to_the_bits_of_the_file(isa: str) -> None:
+    """Sub-scales of 6 bits are widened to a byte, what U4 and U8 leave unused goes; nothing else changes."""
+    bits = {kind: _native.matrix_bytes(int(kind), 16, 2048) * 8 / (16 * 2048) for kind in ALL_TYPES}
+    of_file = {kind: row_bytes(kind, 2048) * 8 / 2048 for kind in ALL_TYPES}
+    more = {kind: bits[kind] - of_file[kind] for kind in ALL_TYPES if bits[kind] != of_file[kind]}
+    widened = {WeightType.Q3_K: 0.125, WeightType.Q4_K: 0.125, WeightType.Q5_K: 0.125, WeightType.IQ4_XS: 0.0625}
+    assert more == widened | {WeightType.U4: -0.25, WeightType.U8: -0.25}

@@ -21,7 +21,7 @@ from octavo.backends.cpu.lowering import NATURAL_STORAGE
 from octavo.core.config import EngineConfig
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from octavo.engine.engine import Engine
-from octavo.quantization.formats import GGML_TYPES
+from octavo.quantization.formats import FORMATS, GGML_TYPES
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
 NUM_MODELS = 64
@@ -173,12 +173,12 @@ def draw_model(number: int) -> TinyLlama:
     num_kv_heads = rng.choice([1, 1, 2, 3])
     num_heads = num_kv_heads * rng.randint(1, 6 // num_kv_heads)
     head_dim = rng.choice([32, 40, 48, 64, 80])
-    kinds = WEIGHT_TYPES
-    kind = kinds[number % len(kinds)]
+    kind = WEIGHT_TYPES[number % len(WEIGHT_TYPES)]
+    wide = FORMATS[kind].block_length > 32
     mixed = rng.random() < 0.5
     return TinyLlama(
-        hidden_size=rng.choice([32, 64, 96, 160]),
-        intermediate_size=rng.choice([32, 96, 160, 224]),
+        hidden_size=256 if wide else rng.choice([32, 64, 96, 160]),
+        intermediate_size=256 if wide else rng.choice([32, 96, 160, 224]),
         num_layers=rng.choice([1, 1, 2, 3]),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -189,7 +189,7 @@ def draw_model(number: int) -> TinyLlama:
         tied_embeddings=rng.random() < 0.5,
         attention_bias=rng.random() < 0.2,
         type=kind,
-        types=tuple((name, rng.choice(kinds)) for name in MATRICES if rng.random() < 0.5) if mixed else (),
+        types=tuple((name, rng.choice(WEIGHT_TYPES)) for name in MATRICES if rng.random() < 0.5) if mixed else (),
         seed=number,
     )
 

@@ -92,7 +92,9 @@ class CpuModel:
             if len(t.shape) == 1:
                 self._weights.add_vector(t.values().reshape(-1))
             else:
-                self._weights.add_matrix(int(t.type), *_matrices(t), np.ascontiguousarray(t.load()).reshape(-1))
+                scales = np.zeros(0, np.float32) if t.row_scales is None else t.row_scales().reshape(-1)
+                rows = np.ascontiguousarray(t.load()).reshape(-1)
+                self._weights.add_matrix(int(t.type), *_matrices(t), rows, scales)
         self._stored = []
 
     @property
@@ -184,7 +186,8 @@ def _packed_bytes(t: StoredTensor) -> int:
     if len(t.shape) == 1:
         return _native.vector_bytes(t.shape[0])
     experts, n, k = _matrices(t)
-    return experts * _native.matrix_bytes(int(t.type), n, k)
+    scales = 0 if t.row_scales is None else _native.vector_bytes(experts * n)
+    return experts * _native.matrix_bytes(int(t.type), n, k) + scales
 
 
 def _matrices(t: StoredTensor) -> tuple[int, int, int]:

@@ -52,9 +52,28 @@ NATURAL_STORAGE = {
     WeightType.F32: Storage.FLOAT32,
     WeightType.F16: Storage.FLOAT32,
     WeightType.BF16: Storage.BFLOAT16,
-    WeightType.Q4_0: Storage.INT8_BLOCKS,
-    WeightType.Q4_1: Storage.INT8_BLOCKS,
-    WeightType.Q8_0: Storage.INT8_BLOCKS,
+    WeightType.FP8_E4M3: Storage.BFLOAT16,
+    WeightType.FP8_E4M3_BLOCK: Storage.BFLOAT16,
+    **dict.fromkeys(
+        (
+            WeightType.Q4_0,
+            WeightType.Q4_1,
+            WeightType.Q5_0,
+            WeightType.Q5_1,
+            WeightType.Q8_0,
+            WeightType.Q2_K,
+            WeightType.Q3_K,
+            WeightType.Q4_K,
+            WeightType.Q5_K,
+            WeightType.Q6_K,
+            WeightType.IQ4_NL,
+            WeightType.IQ4_XS,
+            WeightType.INT8,
+            WeightType.U4,
+            WeightType.U8,
+        ),
+        Storage.INT8_BLOCKS,
+    ),
 }
 
 

@@ -1,0 +1,17 @@
+// From a matrix as a file has it to the panels that the kernels read; program.h draws both the planes and the records.
+#pragma once
+#include "program.h"
+
+namespace octavo {
+
+struct PackJob {
+  WeightType type;
+  int n, k;
+  const std::byte *rows;  // the file's rows, one after the other
+  std::byte *to;          // panels, zeros before
+};
+
+// Packs rows [16 * panel, 16 * panel + 16) of the job's matrix.
+void pack_panel(const PackJob &job, int panel);
+
+}  // namespace octavo
