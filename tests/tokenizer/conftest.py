@@ -1,18 +1,18 @@
-"""The built-in model's tokenizer metadata, and a tiny byte-level vocabulary trained on the test essay."""
+"""The built-in model's tokenizer metadata, and a small byte-level vocabulary trained on the difficult texts."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
 from octavo.weights.builtin import INSTALL_HINT, find_builtin_model
 from octavo.weights.gguf import GGUFFile
-from tests.tokenizer.texts import difficult_texts
+from tests.tokenizer.make_llama_cpp_ids import DATA
 
 ESSAY = Path(__file__).parents[1] / "data" / "essay.txt"
 # transformers' GPT-2 and Qwen2 classes put <|endoftext|> first if a vocabulary lacks it.
@@ -35,21 +35,9 @@ def builtin_metadata(builtin_path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def trained() -> tuple[list[str], list[tuple[str, str]]]:
-    """A vocabulary in order of ids, and its merges.
-
-    Trained on uncut text, so that merges reach over every border that a pre-tokenizer might draw or forget.
-    """
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=3000,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator([*difficult_texts(600, seed=2), *difficult_texts(600, seed=2)], trainer)
-    vocab = bpe.get_vocab()
-    merges = json.loads(bpe.to_str())["model"]["merges"]
-    return sorted(vocab, key=vocab.__getitem__), [(left, right) for left, right in merges]
+    """A vocabulary in order of ids, and its merges, which reach over every border that a pre-tokenizer might draw."""
+    content = json.loads(gzip.decompress(DATA.read_bytes()))
+    return content["tokens"], [(left, right) for left, right in content["merges"]]
 
 
 @pytest.fixture

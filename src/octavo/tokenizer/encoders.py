@@ -85,7 +85,7 @@ def piece_bpe_encoder(
         lambda: BPE(vocab, list(merges), unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes, cache_capacity=0)
     )
     _normalize(backend, rules)
-    return _StretchEncoder(backend, added, _prefixer(rules.prefix))
+    return _StretchEncoder(backend, added, _prefixer(rules))
 
 
 def unigram_encoder(
@@ -97,22 +97,22 @@ def unigram_encoder(
     has_bytes = TokenType.BYTE in table.types
     # The model's ids are places in its list, so a token that must not come from text gets a spelling no text has.
     pieces = [
-        (f"{text}\0{i}" if kind in _NEVER_FROM_TEXT and i != unknown_id else text, score)
+        (f"{text}\0{i}" if kind in _NEVER_FROM_TEXT else text, score)
         for i, (text, kind, score) in enumerate(zip(table.texts, table.types, scores, strict=True))
     ]
     backend = _build(lambda: Unigram(pieces, unk_id=unknown_id, byte_fallback=has_bytes))
     _normalize(backend, rules)
-    return _StretchEncoder(backend, added, _prefixer(rules.prefix))
+    return _StretchEncoder(backend, added, _prefixer(rules))
 
 
 def merges_by_rank(table: TokenTable, scores: Sequence[float]) -> list[tuple[str, str]]:
     """The merges that a SentencePiece BPE vocabulary implies, best first.
 
     It merges the neighbours whose joint piece has the highest score. As a list of merges: each piece's halves that are
-    pieces too, by the score of the whole, then by the ids of the halves.
+    pieces too, by the score of the whole, then by its id (runs of spaces often share one score), then by the halves'.
     """
     pieces = _vocabulary(table, lambda kind: kind in (TokenType.NORMAL, TokenType.USER_DEFINED))
-    found: list[tuple[float, int, int, str, str]] = []
+    found: list[tuple[float, int, int, int, str, str]] = []
     for text, token_id in pieces.items():
         if len(text) > MAX_MERGED_CHARS:
             continue
@@ -120,20 +120,19 @@ def merges_by_rank(table: TokenTable, scores: Sequence[float]) -> list[tuple[str
         for at in range(1, len(text)):
             left = pieces.get(text[:at])
             if left is not None and (right := pieces.get(text[at:])) is not None:
-                found.append((score, left, right, text[:at], text[at:]))
+                found.append((score, token_id, left, right, text[:at], text[at:]))
     found.sort()
     return [(left, right) for *_, left, right in found]
 
 
-def added_tokens_of(table: TokenTable, rstrip_special: bool = False) -> list[AddedToken]:
-    """The control, unknown and user-defined tokens of a table. rstrip_special: special ones eat the spaces after."""
+def added_tokens_of(table: TokenTable) -> list[AddedToken]:
+    """The control, unknown and user-defined tokens of a table."""
     spaced = table.spelling is Spelling.SENTENCEPIECE
     return [
         AddedToken(
             text.replace(WORD_BORDER, " ") if spaced and kind == TokenType.USER_DEFINED else text,
             token_id,
             special=kind in SPECIAL_TYPES,
-            rstrip=rstrip_special and kind in SPECIAL_TYPES,
         )
         for token_id, (text, kind) in enumerate(zip(table.texts, table.types, strict=True))
         if kind in SPECIAL_TYPES or kind == TokenType.USER_DEFINED
@@ -226,12 +225,19 @@ def _normalize(backend: tokenizers.Tokenizer, rules: PieceRules) -> None:
     if rules.charsmap:
         steps.append(normalizers.Precompiled(rules.charsmap))
     if rules.removes_extra_spaces:
-        steps.append(normalizers.Replace(Regex(f"[ {WORD_BORDER}]{{2,}}"), WORD_BORDER))
+        steps += [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     steps.append(normalizers.Replace(" ", WORD_BORDER))
+    if rules.removes_extra_spaces:
+        steps.append(normalizers.Replace(Regex(rf"{WORD_BORDER}+\z"), ""))
+        if rules.prefix is not SpacePrefix.NEVER:
+            steps.append(normalizers.Prepend(WORD_BORDER))  # unless nothing is left
     backend.normalizer = normalizers.Sequence(steps)
 
 
-def _prefixer(prefix: SpacePrefix) -> Callable[[str, bool], str]:
+def _prefixer(rules: PieceRules) -> Callable[[str, bool], str]:
+    """Puts the dummy space before a stretch, where `_normalize` does not."""
+    prefix = SpacePrefix.NEVER if rules.removes_extra_spaces else rules.prefix
+
     def prepare(text: str, is_first: bool) -> str:
         if prefix is SpacePrefix.EACH or (prefix is SpacePrefix.FIRST and is_first):
             return WORD_BORDER + text

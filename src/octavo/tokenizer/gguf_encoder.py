@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from octavo.core.errors import ModelFileError, shorten
+from octavo.tokenizer.added_tokens import AddedToken
 from octavo.tokenizer.encoders import (
     Encoder,
     PieceRules,
@@ -67,14 +69,18 @@ def _piece_encoder(metadata: Mapping[str, Any], model: str, table: TokenTable) -
         removes_extra_spaces=flag(metadata, "remove_extra_whitespaces", False),
         charsmap=bytes(byte & 0xFF for byte in charsmap),
     )
-    # Phi-3's special tokens take the white space after them; its files do not say so.
-    added_tokens = added_tokens_of(
-        table, rstrip_special=model == "llama" and metadata.get("general.architecture") == "phi3"
-    )
+    added_tokens = added_tokens_of(table)
+    if model == "llama" and metadata.get("general.architecture") == "phi3":
+        added_tokens = [replace(token, rstrip=_takes_spaces_in_phi3(token)) for token in added_tokens]
     if model == "t5":
         return unigram_encoder(table, _scores(metadata, table), unknown_id, rules, added_tokens)
     merges = _merges(metadata) or merges_by_rank(table, _scores(metadata, table))
     return piece_bpe_encoder(table, merges, unknown_id, rules, added_tokens)
+
+
+def _takes_spaces_in_phi3(token: AddedToken) -> bool:
+    """In Phi-3's tokenizer.json the chat format's tokens take the white space after them; a GGUF cannot say that."""
+    return token.text == "</s>" or (token.special and token.text not in ("<unk>", "<s>", "<|endoftext|>"))
 
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:

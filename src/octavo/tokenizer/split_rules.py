@@ -127,7 +127,6 @@ SPLIT_RULES: dict[str, SplitRule] = {
     ),
     "tekken": SplitRule((_cased(_DIGIT),), ignore_merges=True, add_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _O200K),
-    **dict.fromkeys(("tiny_aya", "cohere2moe"), SplitRule((r"\d{1,3}(?=(?:\d{3})*\b)", *_O200K.splits))),
     "falcon": SplitRule((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]")),
     "deepseek-llm": SplitRule(
         (
@@ -143,15 +142,6 @@ SPLIT_RULES: dict[str, SplitRule] = {
         (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", _DIGIT)
     ),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK3),
-    "youtu": SplitRule(
-        (
-            "[\uac00-\ud7a3\u3131-\u318e]+"
-            "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
-            f"|[\u3105-\u312f]+|{_CJK}",
-            _cased(_DIGIT, f"{_CONTRACTIONS}?"),
-        ),
-        ignore_merges=True,
-    ),
     "minicpm5": SplitRule((_UP_TO_3_DIGITS, _cl100k(r"\p{N}+")), ignore_merges=True),
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
     **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), SplitRule((_BLOOM,))),
