@@ -243,7 +243,13 @@ class HFFolder:
         return frozenset(i for i in found if type(i) is int and i >= 0)
 
     def _around(self, table: TokenTable, first: list[int], last: list[int]) -> tuple[list[int], list[int]]:
-        """The ids before and after a prompt; what tokenizer_config.json says about BOS and EOS takes precedence."""
+        """The ids before and after a prompt, `first` and `last` if there is nothing in the configuration.
+
+        tokenizer.json takes precedence, as in transformers 5. Where it adds nothing the configuration counts, as in
+        transformers 4: DeepSeek's files rely on that.
+        """
+        if self._has("tokenizer.json") and (first or last):
+            return first, last
         if "add_bos_token" in self._config or "add_eos_token" in self._config:
             bos = table.bos_token_id if self._config.get("add_bos_token") else None
             eos = table.eos_token_id if self._config.get("add_eos_token") else None
