@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from octavo.cli import serve, terminal
+from octavo.cli import quantize, serve, terminal
 from octavo.cli.options import Parser
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.version import version
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve.add_flags(command("serve", "Serve a model over HTTP with the OpenAI API."))
     terminal.add_chat_flags(command("chat", "Chat with a model in the terminal."))
     terminal.add_complete_flags(command("complete", "Print the continuation of a prompt."))
+    quantize.add_flags(command("quantize", "Write a GGUF model in another weight format."))
     command("info", "Show what octavo sees of this machine.")
 
     args = parser.parse_all(argv, commands)
@@ -63,6 +64,8 @@ def _run(args: argparse.Namespace) -> int:
             return terminal.chat(args)
         case "complete":
             return terminal.complete(args)
+        case "quantize":
+            return quantize.run(args)
         case _:
             from octavo.cli import info  # loads the kernels
 

@@ -4,24 +4,30 @@ Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 are bit for bit what GGML's reference makes. For
 minimum of each group are searched: several widths of the grid are tried, each fitted by weighted least squares (the
 scheme of llama.cpp's reference quantizer), and where the format allows the scales' own rounding is fitted once more.
 
-Knows neither files nor which tensor deserves which format.
+`quantized` does it to a tensor while it is loaded. Knows neither files nor which tensor deserves which format.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.errors import ModelFileError
-from octavo.quantization.formats import FORMATS, IQ4_VALUES, WeightType
+from octavo.quantization.formats import FORMATS, IQ4_VALUES, WeightType, dequantize, row_bytes
+from octavo.quantization.stored_tensor import StoredTensor
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 Encoder = Callable[[F32], U8]
 
 CHUNK = 1 << 15  # elements at once: the temporaries of a search stay in the second cache
+ELEMENTS_AT_ONCE = 1 << 20  # of a tensor that is converted while it is loaded, for each thread
 LOW, FOUR = np.uint8(15), np.uint8(4)
 MAX_VALUE = 65504.0  # float16's; scales are smaller than values
 
@@ -42,6 +48,44 @@ def encode(values: F32, kind: WeightType) -> U8:
         if kind != WeightType.F32:
             _check(chunk)
         out[first : first + step] = encoder(chunk)
+    return out.reshape(-1)
+
+
+def quantized(tensor: StoredTensor, kind: WeightType) -> StoredTensor:
+    """The same tensor in the format `kind`, made when it is loaded, a few rows at a time on all processors.
+
+    The length of its rows must be a multiple of the format's block length. Loading it raises ModelFileError for values
+    that are not finite or beyond float16.
+    """
+    if tensor.type == kind:
+        return tensor
+    width = row_bytes(kind, tensor.shape[-1])
+    if kind == WeightType.INT8:
+        scales = partial(_converted, tensor, int8_row_scales, 1, np.float32)
+        return StoredTensor(tensor.shape, kind, partial(_converted, tensor, encode_int8, width, np.uint8), scales)
+    return StoredTensor(tensor.shape, kind, partial(_converted, tensor, partial(encode, kind=kind), width, np.uint8))
+
+
+def _converted(
+    tensor: StoredTensor, convert: Callable[[F32], NDArray[Any]], width: int, dtype: type[np.generic]
+) -> NDArray[Any]:
+    """The tensor through `convert`, which makes `width` items of each row; [rows * width]."""
+    length = tensor.shape[-1]
+    stored = tensor.load().reshape(-1, row_bytes(tensor.type, length))
+    scales = None if tensor.row_scales is None else tensor.row_scales().reshape(-1, 1)
+    out = np.empty((len(stored), width), dtype)
+    step = max(1, ELEMENTS_AT_ONCE // length)
+
+    def convert_rows(first: int) -> None:
+        part = slice(first, first + step)
+        values = dequantize(stored[part], tensor.type, (len(stored[part]), length))
+        if scales is not None:
+            values = values * scales[part]
+        out[part] = convert(values).reshape(-1, width)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for _ in pool.map(convert_rows, range(0, len(stored), step)):
+            pass  # raises what went wrong in a thread
     return out.reshape(-1)
 
 
@@ -164,31 +208,31 @@ def _encode_q8_0(x: F32) -> U8:
     return np.concatenate([_half_bytes(d), codes.view(np.uint8)], axis=1)
 
 
-_IQ4_LOWEST = int(IQ4_VALUES[0])
 # Between neighbouring values lie multiples of a half, so twice a number, rounded down, tells the nearest value.
-_IQ4_NEAREST: U8 = np.abs(
-    (np.arange(2 * _IQ4_LOWEST, 2 * int(IQ4_VALUES[-1]) + 1) / 2 + 0.25)[:, None] - IQ4_VALUES
-).argmin(axis=1).astype(np.uint8)  # fmt: skip
+_IQ4_DOUBLED = np.arange(2 * IQ4_VALUES[0], 2 * IQ4_VALUES[-1] + 1, dtype=np.float32)
+_IQ4_NEAREST: U8 = np.abs((_IQ4_DOUBLED / 2 + 0.25)[:, None] - IQ4_VALUES).argmin(axis=1).astype(np.uint8)
+_IQ4_NEAREST_VALUE = IQ4_VALUES[_IQ4_NEAREST]
 
 
-def _iq4_codes(scaled: F32) -> U8:
-    """The nearest of IQ4_VALUES."""
-    at = np.clip(np.floor(scaled * np.float32(2)) - np.float32(2 * _IQ4_LOWEST), 0, len(_IQ4_NEAREST) - 1)
-    codes: U8 = _IQ4_NEAREST[at.astype(np.int16)]
-    return codes
+def _iq4_places(x: F32, inverse: F32) -> NDArray[np.int16]:
+    """Where x [n, 32] * inverse [n, 1] stands in the two tables above."""
+    doubled = x * (inverse * np.float32(2))
+    doubled -= _IQ4_DOUBLED[0]
+    return np.clip(doubled, 0, len(_IQ4_DOUBLED) - 1, out=doubled).astype(np.int16)
 
 
 def _encode_iq4_nl(x: F32) -> U8:
     weights = x * x
     at = np.abs(x).argmax(axis=1)[:, None]
-    extreme = np.take_along_axis(x, at, axis=1)
-    best_d, best_gain = np.zeros_like(extreme), np.full_like(extreme, -1)
-    for i in range(-7, 8):
-        for end in (IQ4_VALUES[0], -IQ4_VALUES[0]):  # the extreme may go to either side of the grid
-            q = IQ4_VALUES[_iq4_codes(x * (np.float32(i + end) * _inverse(extreme)))]
-            best_d, best_gain = _better(x, weights, q, best_d, best_gain)
+    inverse = _inverse(np.take_along_axis(x, at, axis=1))
+    best_d, best_gain = np.zeros_like(inverse), np.full_like(inverse, -1)
+    # The extreme may go to either end of the grid, which is longer on one side.
+    for end in [*range(-134, -119), *range(106, 121, 2)]:
+        q = np.take(_IQ4_NEAREST_VALUE, _iq4_places(x, inverse * np.float32(end)))
+        best_d, best_gain = _better(x, weights, q, best_d, best_gain)
     best_d = _as_stored(best_d)
-    return np.concatenate([_half_bytes(best_d), _nibbles(_iq4_codes(x * _inverse(best_d)))], axis=1)
+    codes: U8 = _IQ4_NEAREST[_iq4_places(x, _inverse(best_d))]
+    return np.concatenate([_half_bytes(best_d), _nibbles(codes)], axis=1)
 
 
 def _better(x: F32, weights: F32, q: F32, best_d: F32, best_gain: F32) -> tuple[F32, F32]:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from octavo.core.errors import ModelFileError
 from octavo.quantization.formats import FORMATS, GGML_TYPES, WeightType, row_bytes
-from octavo.weights.checkpoint import StoredTensor
+from octavo.quantization.stored_tensor import StoredTensor
 from octavo.weights.mapped_file import MappedFile
 
 MetaValue: TypeAlias = "bool | int | float | str | list[MetaValue]"
@@ -70,7 +70,12 @@ class GGUFFile:
     """
 
     def __init__(
-        self, path: Path, files: list[MappedFile], metadata: dict[str, MetaValue], tensors: dict[str, StoredTensor]
+        self,
+        path: Path,
+        files: list[MappedFile],
+        metadata: dict[str, MetaValue],
+        tensors: dict[str, StoredTensor],
+        spans: dict[str, tuple[MappedFile, int, int]],
     ) -> None:
         self.path = path
         self.kind: Literal["gguf", "hf"] = "gguf"
@@ -80,6 +85,7 @@ class GGUFFile:
         self.shapes: Mapping[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in tensors.items()}
         self.warnings: list[str] = []
         self._files = files
+        self._spans = spans
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -102,11 +108,16 @@ class GGUFFile:
             for file in files:
                 file.close()
             raise
-        return cls(Path(path), files, first.metadata, tensors)
+        return cls(Path(path), files, first.metadata, tensors, first.spans)
 
     def tensor(self, name: str) -> StoredTensor:
         """Raises KeyError for a name that is not in `shapes`."""
         return self.tensors[name]
+
+    def metadata_entry(self, key: str) -> bytes:
+        """Name, type and value of a key in `config`, as they stand in the file: Python's numbers forget their types."""
+        file, start, end = self._spans[key]
+        return file.mapping[start:end]
 
     def release_pages(self) -> None:
         """Give the pages of the mapping back to the system; a later look at a tensor reads them from the file again."""
@@ -132,6 +143,7 @@ class _Part:
     path: Path
     metadata: dict[str, MetaValue]
     tensors: dict[str, StoredTensor]
+    spans: dict[str, tuple[MappedFile, int, int]]  # where each metadata entry stands
 
 
 def _open_parts(path: Path, files: list[MappedFile]) -> list[_Part]:
@@ -139,7 +151,7 @@ def _open_parts(path: Path, files: list[MappedFile]) -> list[_Part]:
 
     def read(path: Path) -> _Part:
         files.append(MappedFile(path))
-        return _Part(path, *_Header(files[-1]).read())
+        return _Header(files[-1]).read()
 
     given = read(path)
     count = given.metadata.get("split.count", 1)
@@ -190,7 +202,7 @@ class _Header:
         self._at = 0
         self._items = 0
 
-    def read(self) -> tuple[dict[str, MetaValue], dict[str, StoredTensor]]:
+    def read(self) -> _Part:
         if self._mapping[:4] != b"GGUF":
             raise self._error(f"is not a GGUF file: it begins with {self._mapping[:4]!r} instead of b'GGUF'")
         self._at = 4
@@ -204,13 +216,16 @@ class _Header:
         num_keys = self._u64("the number of metadata keys")
         self._check_count(num_keys, _MIN_KEY_BYTES, "metadata keys")
         metadata: dict[str, MetaValue] = {}
+        spans: dict[str, tuple[MappedFile, int, int]] = {}
         for _ in range(num_keys):
+            start = self._at
             key = self._name("a metadata key")
             if key in metadata:
                 raise self._error(f"has the metadata key {key!r} twice")
             metadata[key] = self._value(self._u32(f"the type of {key!r}"), f"the metadata value {key!r}", depth=0)
+            spans[key] = (self._file, start, self._at)
         self._check_count(num_tensors, _MIN_TENSOR_BYTES, "tensors")
-        return metadata, self._tensors(num_tensors, metadata)
+        return _Part(self._path, metadata, self._tensors(num_tensors, metadata), spans)
 
     def _tensors(self, count: int, metadata: dict[str, MetaValue]) -> dict[str, StoredTensor]:
         entries: dict[str, tuple[tuple[int, ...], WeightType, int]] = {}  # shape, type, offset in the data section

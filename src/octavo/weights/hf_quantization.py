@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from octavo.core.errors import ModelFileError, shorten
 from octavo.quantization.encode import encode
 from octavo.quantization.formats import WeightType
-from octavo.weights.checkpoint import StoredTensor
+from octavo.quantization.stored_tensor import StoredTensor
 from octavo.weights.raw_tensor import FLOAT_TYPES, RawTensor
 
 BLOCK = 32

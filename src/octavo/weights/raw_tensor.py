@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.core.errors import ModelFileError
 from octavo.quantization.formats import WeightType
-from octavo.weights.checkpoint import StoredTensor
+from octavo.quantization.stored_tensor import StoredTensor
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from octavo.core.errors import ModelFileError, shorten
-from octavo.weights.checkpoint import StoredTensor
+from octavo.quantization.stored_tensor import StoredTensor
 from octavo.weights.hf_quantization import plain_and_packed
 from octavo.weights.mapped_file import MappedFile
 from octavo.weights.raw_tensor import ITEM_BYTES, RawTensor

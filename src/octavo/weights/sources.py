@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from octavo.core.errors import ModelFileError
 from octavo.core.tensor_source import RowPattern, TensorSource
 from octavo.quantization.formats import WeightType, row_bytes
-from octavo.weights.checkpoint import Checkpoint, StoredTensor
+from octavo.quantization.stored_tensor import StoredTensor
+from octavo.weights.checkpoint import Checkpoint
 
 _ITEM_TYPES = {WeightType.F32: "<u4", WeightType.F16: "<u2", WeightType.BF16: "<u2"}
 
