@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from octavo.cli import quantize, serve, terminal
+from octavo.cli import models, pull, quantize, serve, terminal
 from octavo.cli.options import Parser
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.version import version
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     serve.add_flags(command("serve", "Serve a model over HTTP with the OpenAI API."))
     terminal.add_chat_flags(command("chat", "Chat with a model in the terminal."))
     terminal.add_complete_flags(command("complete", "Print the continuation of a prompt."))
+    pull.add_flags(command("pull", "Download a model of the Hugging Face hub."))
+    models.add_flags(command("models", "List the models on this machine."))
     quantize.add_flags(command("quantize", "Write a GGUF model in another weight format."))
     command("info", "Show what octavo sees of this machine.")
 
@@ -64,6 +66,10 @@ def _run(args: argparse.Namespace) -> int:
             return terminal.chat(args)
         case "complete":
             return terminal.complete(args)
+        case "pull":
+            return pull.run(args)
+        case "models":
+            return models.run(args)
         case "quantize":
             return quantize.run(args)
         case _:
