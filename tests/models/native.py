@@ -1,4 +1,4 @@
-"""Runs a GGUF file's graph step by step, without engine, scheduler or sampler: tokens in, logits out."""
+"""Runs a checkpoint's graph step by step, without engine, scheduler or sampler: tokens in, logits out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from octavo.weights.open_checkpoint import open_checkpoint
 
 from octavo.backends.cpu.backend import CpuModel, create_executor
-from octavo.models.registry import build_model
-from octavo.weights.gguf import GGUFFile
+from octavo.engine.loader import load_model
 
 
 class NativeModel:
@@ -26,17 +26,18 @@ class NativeModel:
         max_tokens: int = 128,
         context: int = 2560,
     ) -> None:
-        with GGUFFile.open(path) as file:
-            built = build_model(file.metadata, {name: t.shape for name, t in file.tensors.items()})
-            model = CpuModel(
-                built.graph,
-                file.tensors,
-                create_executor(isa, threads),
-                float_activations=float_activations,
-                max_tokens=max_tokens,
-                max_sequences=max_tokens,
-            )
-            model.pack()
+        checkpoint = open_checkpoint(path)
+        loaded = load_model(checkpoint, context)
+        model = CpuModel(
+            loaded.model.graph,
+            loaded.tensors,
+            create_executor(isa, threads),
+            float_activations=float_activations,
+            max_tokens=max_tokens,
+            max_sequences=max_tokens,
+        )
+        model.pack()
+        checkpoint.close()
         self.max_tokens = max_tokens
         self._program = model.allocate(context // 16, 16, kv_dtype)
         self._program.pool.fill(0xFF)

@@ -14,15 +14,15 @@ from octavo.backends.cpu.backend import CpuModel, available_threads, create_exec
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError
 from octavo.core.records import EngineStats, Request, RequestOutput, SampledToken, Sequence
+from octavo.engine.loader import load_model
 from octavo.engine.memory import ModelMemory, format_bytes, plan_memory, read_machine_memory
 from octavo.engine.messages import EngineInfo
 from octavo.engine.stop import StopChecker
 from octavo.kv_cache.manager import KVCacheManager
-from octavo.models.registry import build_model
 from octavo.runner.runner import Runner
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.tokenizer.vocabulary import Vocabulary
-from octavo.weights.gguf import GGUFFile
+from octavo.weights.open_checkpoint import open_checkpoint
 
 DEFAULT_KV_CACHE_DTYPE = "bfloat16"
 
@@ -44,15 +44,17 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         warnings: list[str] = []
-        with GGUFFile.open(config.model) as file:
-            model = build_model(file.metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
-            self._vocabulary = Vocabulary.from_gguf(file.metadata)
+        checkpoint = open_checkpoint(config.model)
+        try:
+            loaded = load_model(checkpoint, config.max_model_len)
+            model = loaded.model
+            self._vocabulary = Vocabulary.from_gguf(checkpoint.config)
             max_model_len = _max_model_len(config, model.max_position_embeddings)
             budget_tokens = _max_num_batched_tokens(config, warnings)
             executor = create_executor(config.isa, config.threads)
             cpu_model = CpuModel(
                 model.graph,
-                file.tensors,
+                loaded.tensors,
                 executor,
                 float_activations=config.activation_dtype == "float32",
                 max_tokens=budget_tokens,
@@ -74,7 +76,9 @@ class Engine:
             )
             memory = plan_memory(read_machine_memory(), needs, config)
             cpu_model.pack()
-            file.release_pages()
+            checkpoint.release_pages()
+        finally:
+            checkpoint.close()
 
         self.program = cpu_model.allocate(memory.num_blocks, config.block_size, kv_dtype)
         self.cache = KVCacheManager(

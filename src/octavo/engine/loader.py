@@ -1,0 +1,30 @@
+"""From a checkpoint to a model's graph and the tensors it is to be packed with. Knows neither memory nor requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from octavo.models.files import Model, ModelFiles
+from octavo.models.registry import build_model
+from octavo.weights.checkpoint import Checkpoint, StoredTensor
+from octavo.weights.sources import resolve
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """tensors: of every weight of the graph, by name, not yet read."""
+
+    model: Model
+    tensors: Mapping[str, StoredTensor]
+
+
+def load_model(checkpoint: Checkpoint, wanted_length: int | None = None) -> LoadedModel:
+    """wanted_length: tokens that the user wants to run, None for all. Raises ModelFileError."""
+
+    def read_values(name: str) -> Sequence[float]:
+        return checkpoint.tensor(name).values().reshape(-1).tolist()
+
+    files = ModelFiles(checkpoint.kind, checkpoint.config, checkpoint.shapes, read_values, wanted_length)
+    model = build_model(files)
+    return LoadedModel(model, {name: resolve(checkpoint, model.sources[name]) for name in model.graph.weights})
