@@ -5,7 +5,7 @@ written with the `gguf` package's own table of tensor names and the reorderings 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,12 @@ import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from octavo.weights.open_checkpoint import open_checkpoint
+from safetensors.torch import load_file
 from transformers import PretrainedConfig, PreTrainedModel
 
+from octavo.models.files import ModelFiles
+from octavo.models.registry import build_model
 from tests.backends.harness import ISAS
 from tests.models.native import NativeModel
 
@@ -40,14 +44,38 @@ class GGUFForm:
     rms: bool = True
 
 
+def old_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json as transformers 4 wrote it: the rotation lay at the top, rope_type was once called type."""
+    old = dict(config)
+    old["torch_dtype"] = old.pop("dtype", "float32")
+    rope = dict(old.get("rope_parameters") or {})
+    if "rope_theta" in rope:
+        del old["rope_parameters"]
+        old["rope_theta"] = rope.pop("rope_theta")
+        kind = rope.pop("rope_type", "default")
+        old["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+    return old
+
+
+def older_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """From before layer_types: which layers slide followed from other entries."""
+    old = old_config(config)
+    old.pop("layer_types", None)
+    return old
+
+
 @dataclass(frozen=True)
 class Case:
-    """model: transformers' class. config: of the tiny model. form: None where llama.cpp does not know the family."""
+    """model: transformers' class. config: of the tiny model. form: None where llama.cpp does not know the family.
+    old_config: makes of today's config.json one of an older kind that means the same. dtype: how weights are stored.
+    """
 
     model: type[PreTrainedModel]
     config: PretrainedConfig
     form: GGUFForm | None
     seed: int = 0
+    old_config: Callable[[Mapping[str, Any]], Mapping[str, Any]] = old_config
+    dtype: torch.dtype = torch.float32
 
 
 def interleave(matrix: Array, heads: int, rotary_dim: int | None = None) -> Array:
@@ -80,17 +108,24 @@ def random_model(case: Case) -> PreTrainedModel:
             else:
                 p.normal_(mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
     model.tie_weights()
-    return model
+    return model.to(case.dtype)
 
 
 def expected_logits(model: PreTrainedModel, tokens: list[int]) -> Array:
     with torch.no_grad():
-        logits: Array = model(torch.tensor([tokens])).logits[0].float().numpy()
+        logits: Array = model.to(torch.float32)(torch.tensor([tokens])).logits[0].numpy()
     return logits
 
 
-def write_gguf(path: Path, state: State, config: Any, form: GGUFForm) -> Path:
-    """float32 throughout."""
+GGUF_TYPES = {
+    torch.float32: gguf.GGMLQuantizationType.F32,
+    torch.float16: gguf.GGMLQuantizationType.F16,
+    torch.bfloat16: gguf.GGMLQuantizationType.BF16,
+}
+
+
+def write_gguf(path: Path, state: State, config: Any, form: GGUFForm, dtype: torch.dtype = torch.float32) -> Path:
+    """Metadata as llama.cpp's converter writes them for all families. dtype: of matrices; vectors are float32."""
     writer = gguf.GGUFWriter(path, form.architecture)
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     hidden = config.hidden_size
@@ -107,18 +142,40 @@ def write_gguf(path: Path, state: State, config: Any, form: GGUFForm) -> Path:
     eps = next(v for k in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
                if (v := getattr(config, k, None)) is not None)  # fmt: skip
     (writer.add_layer_norm_rms_eps if form.rms else writer.add_layer_norm_eps)(eps)
+    _describe_rope(writer, getattr(config, "rope_parameters", None) or {})
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
     form.describe(writer, config)
     names = gguf.get_tensor_name_map(_architecture(form.architecture), layers)
     for name, value in form.reorder(dict(state), config).items():
         stem, _, kind = name.rpartition(".")
         new = names.get_name(stem)
         assert new is not None, f"the gguf package has no name for {name}"
-        writer.add_tensor(f"{new}.{kind}", np.ascontiguousarray(value))
+        stored = GGUF_TYPES[dtype] if value.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(f"{new}.{kind}", gguf.quants.quantize(np.ascontiguousarray(value), stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _describe_rope(writer: gguf.GGUFWriter, rope: Mapping[str, Any]) -> None:
+    """Of Llama 3's scaling the converter makes a tensor."""
+    if "rope_theta" in rope:
+        writer.add_rope_freq_base(rope["rope_theta"])
+    kind = rope.get("rope_type")
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "beta_fast" in rope:
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        if "beta_slow" in rope:
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
 
 
 def _architecture(name: str) -> gguf.MODEL_ARCH:
@@ -137,11 +194,9 @@ def stack_experts(state: State, config: Any, pattern: str, stacked: str, num_exp
 
 def stored_state(folder: Path) -> State:
     """All tensors of the safetensors files in a folder."""
-    from safetensors.numpy import load_file
-
     state: State = {}
     for file in folder.glob("*.safetensors"):
-        state |= load_file(file)
+        state |= {name: tensor.float().numpy() for name, tensor in load_file(file).items()}
     return state
 
 
@@ -158,19 +213,30 @@ def assert_logits_equal(path: Path, want: Array, tokens: list[int], context: int
     assert np.array_equal(chunked, NativeModel(path, isa=ISAS[0], max_tokens=512, context=context).logits(tokens))
 
 
+def assert_old_config_gives_the_same_graph(folder: Path, make_old: Callable[[Mapping[str, Any]], Any]) -> None:
+    checkpoint = open_checkpoint(folder)
+    files = ModelFiles("hf", checkpoint.config, checkpoint.shapes, lambda name: [])
+    checkpoint.close()
+    old = make_old(checkpoint.config)
+    assert old != checkpoint.config
+    new_model, old_model = build_model(files), build_model(replace(files, config=old))
+    assert old_model == new_model
+
+
 def check_family(case: Case, tmp_path: Path) -> Mapping[str, Path]:
     """Both forms of the checkpoint against transformers; returns their paths."""
     model = random_model(case)
     config = model.config
     tokens = np.random.default_rng(case.seed).integers(0, config.vocab_size, NUM_TOKENS).tolist()
-    want = expected_logits(model, tokens)
-    assert want.std() > 0.05, "logits are spread, so that a wrong model cannot pass"
     folder = tmp_path / "hf"
     model.save_pretrained(folder)
+    want = expected_logits(model, tokens)
+    assert want.std() > 0.05, "logits are spread, so that a wrong model cannot pass"
     context = min(config.max_position_embeddings, 512)
     assert_logits_equal(folder, want, tokens, context)
+    assert_old_config_gives_the_same_graph(folder, case.old_config)
     paths = {"hf": folder}
     if case.form is not None:
-        paths["gguf"] = write_gguf(tmp_path / "model.gguf", stored_state(folder), config, case.form)
+        paths["gguf"] = write_gguf(tmp_path / "model.gguf", stored_state(folder), config, case.form, case.dtype)
         assert_logits_equal(paths["gguf"], want, tokens, context)
     return paths

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.models.files import Model, ModelFiles
 from octavo.models.registry import build_model
@@ -27,4 +27,8 @@ def load_model(checkpoint: Checkpoint, wanted_length: int | None = None) -> Load
 
     files = ModelFiles(checkpoint.kind, checkpoint.config, checkpoint.shapes, read_values, wanted_length)
     model = build_model(files)
-    return LoadedModel(model, {name: resolve(checkpoint, model.sources[name]) for name in model.graph.weights})
+    tensors = {  # a stored tensor can lack a first dimension of 1
+        name: replace(resolve(checkpoint, model.sources[name]), shape=weight.shape)
+        for name, weight in model.graph.weights.items()
+    }
+    return LoadedModel(model, tensors)

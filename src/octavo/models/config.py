@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from octavo.core.errors import ModelFileError
+from octavo.core.errors import ModelFileError, shorten
 from octavo.models.files import ModelFiles
 from octavo.models.rope import RopeFrequencies, RopeSettings, rope_frequencies
 from octavo.models.settings import Settings
@@ -64,6 +64,8 @@ class DecoderConfig:
         if files.kind == "gguf":
             return cls._read_gguf(files, interleaved_in_gguf, rotates)
         read = settings(files)
+        read.refuse_unless("is_encoder_decoder", False)
+        read.refuse_unless("add_cross_attention", False)
         hidden = read.positive_int("hidden_size", "n_embd", "word_embed_proj_dim")
         heads = read.positive_int("num_attention_heads", "n_head")
         layers = read.positive_int("num_hidden_layers", "n_layer", "num_layers", at_most=len(files.shapes))
@@ -91,6 +93,7 @@ class DecoderConfig:
     @classmethod
     def _read_gguf(cls, files: ModelFiles, interleaved: bool, rotates: bool) -> DecoderConfig:
         read = settings(files)
+        read.refuse_unless("attention.causal", True)
         heads = read.positive_int("attention.head_count")
         hidden = read.positive_int("embedding_length")
         layers = read.positive_int("block_count", at_most=len(files.shapes))
@@ -115,6 +118,31 @@ class DecoderConfig:
 
 def settings(files: ModelFiles) -> Settings:
     return Settings(files.config, f"{files.config['general.architecture']}." if files.kind == "gguf" else "")
+
+
+def with_defaults(files: ModelFiles, **defaults: object) -> ModelFiles:
+    """The same, with the values of entries that the family's config.json may leave out. (null is not left out.)"""
+    return files if files.kind == "gguf" else replace(files, config={**defaults, **files.config})
+
+
+def layer_windows(
+    read: Settings, num_layers: int, slides: Callable[[int], bool] = lambda layer: True
+) -> tuple[int, ...]:
+    """For each layer, the positions that it attends to, 0 for all. slides: which layers have the window where
+    layer_types does not say.
+    """
+    window = read.whole("sliding_window", "attention.sliding_window", default=0)
+    if not read.flag("use_sliding_window", default=True):
+        window = 0
+    default = ["sliding_attention" if slides(layer) else "full_attention" for layer in range(num_layers)]
+    kinds = read.items("layer_types", length=num_layers) if read.has("layer_types") else default
+    unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+    if unknown:
+        raise ModelFileError(
+            f"{read.path}layer_types has {shorten(repr(unknown[0]))}; only full_attention and sliding_attention are "
+            "supported yet"
+        )
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def read_rope(

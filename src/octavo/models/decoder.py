@@ -39,11 +39,12 @@ from octavo.graph.schema import (
     Tensor,
     Weight,
 )
-from octavo.models.config import DecoderConfig
+from octavo.models.config import DecoderConfig, settings
 from octavo.models.files import Model, ModelFiles
 from octavo.models.rope import RopeFrequencies
 
 MAX_KV_GROUPS = 8
+MAX_EXPERTS = 4096  # far above any model's: a damaged file must not become millions of names
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,9 @@ class Part:
 
 
 Names = Mapping[str, str | Part]
+
+# What the rotation's frequencies have been made of, and frequencies that old checkpoints store beside their settings
+DERIVED = (r"rope_(freqs|factors_long|factors_short)\.weight", r".+\.rotary_emb\.inv_freq")
 
 # Hugging Face's names of GGUF's; {} is the layer, {e} the expert. A family says what differs.
 HF_NAMES: Names = {
@@ -89,6 +93,27 @@ class Experts:
     routing: Routing = Routing.SOFTMAX_THEN_TOP_K
     renormalize: bool = False
     scale: float = 1.0
+
+    @classmethod
+    def read(
+        cls,
+        files: ModelFiles,
+        c: DecoderConfig,
+        routing: Routing = Routing.SOFTMAX_THEN_TOP_K,
+        *,
+        renormalized_in_gguf: bool = False,
+    ) -> Experts:
+        """renormalized_in_gguf: what llama.cpp does for the family, for its files do not say."""
+        read = settings(files)
+        read.refuse_unless("expert_gating_func", 1)  # softmax
+        read.refuse_unless("expert_weights_scale", 0.0, 1.0)
+        count = read.positive_int("num_experts", "num_local_experts", "expert_count", at_most=MAX_EXPERTS)
+        top_k = read.positive_int("num_experts_per_tok", "expert_used_count", at_most=count)
+        wide = read.positive_int("moe_intermediate_size", "expert_feed_forward_length", default=c.intermediate_size)
+        renormalize = read.flag(
+            "norm_topk_prob", "expert_weights_norm", default=renormalized_in_gguf and files.kind == "gguf"
+        )
+        return cls(count, top_k, wide, routing, renormalize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +193,9 @@ class Decoder:
         return TensorSource((f"{place}.{kind}",))
 
     def _fused_in_gguf(self, name: str) -> str | Part:
-        """Some families' files have q, k and v in one matrix, or gate and up."""
+        """Some families' files have q, k and v in one matrix, or gate and up. Files of before April 2024 have a matrix
+        for each expert.
+        """
         c, (layer, module) = self.c, _split_layer(name)
         q, kv, wide = c.q_size, c.kv_size, c.intermediate_size
         rows = {"attn_q": (0, q), "attn_k": (q, kv), "attn_v": (q + kv, kv)}.get(module)
@@ -178,6 +205,8 @@ class Decoder:
         up = self._files.shapes.get(f"blk.{layer}.ffn_up.weight", (0,))
         if rows is not None and up[0] == 2 * wide and f"blk.{layer}.ffn_gate.weight" not in self._files.shapes:
             return Part(f"blk.{layer}.ffn_up", RowPattern(*rows))
+        if module.endswith("_exps") and f"{name}.weight" not in self._files.shapes:
+            return name.replace("_exps", ".{e}")
         return name
 
     # ---- operations ----
@@ -271,7 +300,7 @@ class Decoder:
         c = self.c
         tied = [re.escape(self._locate("output", "weight").names[0])] if c.tied_embeddings else []
         graph = self.g.build({"logits": logits}, self._groups)
-        return Model(graph, self._sources, c.vocab_size, c.max_position_embeddings, (*unused, *tied))
+        return Model(graph, self._sources, c.vocab_size, c.max_position_embeddings, (*unused, *tied, *DERIVED))
 
 
 def _split_layer(name: str) -> tuple[str, str]:

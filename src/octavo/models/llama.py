@@ -1,23 +1,30 @@
-"""Llama (Touvron et al. 2023) and Mistral (Jiang et al. 2023): RMS norms before each block, rotary positions, grouped
-queries, gated SiLU; Mistral's first version attends to a window. A GGUF of Mixtral also calls itself llama.
+"""Llama (Touvron et al. 2023), Mistral (Jiang et al. 2023) and Ministral: RMS norms before each block, rotary
+positions, grouped queries, gated SiLU. Mistral's first version attends to a window, Ministral does in some layers. A
+GGUF of Mixtral also calls itself llama.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.models.config import DecoderConfig, settings
+from octavo.models.config import DecoderConfig, layer_windows, settings, with_defaults
 from octavo.models.decoder import Decoder
 from octavo.models.files import Model, ModelFiles
 from octavo.models.mixtral import mixtral
 
 
 def llama(files: ModelFiles) -> Model:
+    if files.config.get("model_type") in ("mistral", "ministral"):
+        files = with_defaults(files, sliding_window=4096)
     read = settings(files)
     if read.whole("expert_count", default=0):
         return mixtral(files)
+    read.refuse_unless("hidden_act", "silu")
     c = DecoderConfig.read(files, interleaved_in_gguf=True)
-    c = replace(c, windows=(read.whole("sliding_window", "attention.sliding_window", default=0),) * c.num_layers)
+    return llama_graph(files, replace(c, windows=layer_windows(read, c.num_layers)))
+
+
+def llama_graph(files: ModelFiles, c: DecoderConfig) -> Model:
     d = Decoder(files, c)
     x = d.embed()
     for i in range(c.num_layers):

@@ -4,8 +4,10 @@ chosen ones.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.graph.schema import Routing
-from octavo.models.config import DecoderConfig, settings
+from octavo.models.config import DecoderConfig, layer_windows, settings
 from octavo.models.decoder import Decoder, Experts
 from octavo.models.files import Model, ModelFiles
 
@@ -19,13 +21,10 @@ HF_NAMES = {
 
 def mixtral(files: ModelFiles) -> Model:
     read = settings(files)
-    c = DecoderConfig.read(files, interleaved_in_gguf=True)
-    experts = Experts(
-        num_experts=read.positive_int("num_local_experts", "expert_count"),
-        top_k=read.positive_int("num_experts_per_tok", "expert_used_count"),
-        intermediate_size=c.intermediate_size,
-        routing=Routing.TOP_K_THEN_SOFTMAX,
-    )
+    read.refuse_unless("hidden_act", "silu")
+    c = DecoderConfig.read(files, interleaved_in_gguf=True, default_theta=1e6, default_eps=1e-5)
+    c = replace(c, windows=layer_windows(read, c.num_layers))
+    experts = Experts.read(files, c, Routing.TOP_K_THEN_SOFTMAX)
     d = Decoder(files, c, HF_NAMES)
     x = d.embed()
     for i in range(c.num_layers):

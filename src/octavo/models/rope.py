@@ -49,15 +49,15 @@ def rope_frequencies(s: RopeSettings) -> RopeFrequencies:
     if s.rotary_dim % 2:
         raise ModelFileError(f"the number of rotated dimensions is {s.rotary_dim}; pairs are rotated, it must be even")
     plain = [s.theta ** (-2 * i / s.rotary_dim) for i in range(s.rotary_dim // 2)]
+    divisors = s.factors("freqs")  # in a GGUF, Llama 3's scaling has become a tensor
+    if divisors is not None:
+        plain = [f / d for f, d in zip(plain, _of_length(divisors, plain), strict=True)]
     if s.kind not in SCALINGS:
         raise ModelFileError(f"rope scaling of the kind {s.kind!r} is not supported; supported: {', '.join(SCALINGS)}")
     return SCALINGS[s.kind](s, plain)
 
 
 def _default(s: RopeSettings, plain: list[float]) -> RopeFrequencies:
-    divisors = s.factors("freqs")  # in a GGUF, Llama 3's scaling has become a tensor
-    if divisors is not None:
-        plain = [f / d for f, d in zip(plain, _of_length(divisors, plain), strict=True)]
     return RopeFrequencies(tuple(plain))
 
 
@@ -84,6 +84,8 @@ def _llama3(s: RopeSettings, plain: list[float]) -> RopeFrequencies:
 
 def _yarn(s: RopeSettings, plain: list[float]) -> RopeFrequencies:
     read = s.scaling
+    for key, neutral in (("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0), ("yarn_log_multiplier", 0.0)):
+        read.refuse_unless(key, neutral)
     factor = read.positive_float("factor")
     original = read.positive_int(
         "original_max_position_embeddings", "original_context_length", default=s.max_position_embeddings

@@ -1,0 +1,41 @@
+"""Mixtral against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from tests.models.parity import Case, GGUFForm, State, check_family, interleave_q_and_k, stack_experts
+
+DIMENSIONS = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "num_local_experts": 5, "num_experts_per_tok": 2,
+}  # fmt: skip
+HF = "model.layers.{layer}.block_sparse_moe.experts.{expert}."
+
+
+def stacked(state: State, config: Any) -> State:
+    state = interleave_q_and_k(state, config)
+    for matrix in ("w1", "w2", "w3"):
+        name = f"layers.{{layer}}.feed_forward.experts.{matrix}.weight"
+        state = stack_experts(state, config, f"{HF}{matrix}.weight", name, config.num_local_experts)
+    return state
+
+
+CASES = {
+    "mixtral": Case(MixtralForCausalLM, MixtralConfig(**DIMENSIONS), GGUFForm("llama", reorder=stacked)),
+    "with a window": Case(MixtralForCausalLM, MixtralConfig(**DIMENSIONS, sliding_window=40), None),
+    "all experts": Case(
+        MixtralForCausalLM,
+        MixtralConfig(**{**DIMENSIONS, "num_experts_per_tok": 5, "tie_word_embeddings": True}),
+        GGUFForm("llama", reorder=stacked),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
+    check_family(CASES[name], tmp_path)
