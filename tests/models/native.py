@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from octavo.weights.open_checkpoint import open_checkpoint
 
 from octavo.backends.cpu.backend import CpuModel, create_executor
 from octavo.engine.loader import load_model
+from octavo.weights.open_checkpoint import open_checkpoint
 
 
 class NativeModel:

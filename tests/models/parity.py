@@ -13,12 +13,12 @@ import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from octavo.weights.open_checkpoint import open_checkpoint
 from safetensors.torch import load_file
 from transformers import PretrainedConfig, PreTrainedModel
 
 from octavo.models.files import ModelFiles
 from octavo.models.registry import build_model
+from octavo.weights.open_checkpoint import open_checkpoint
 from tests.backends.harness import ISAS
 from tests.models.native import NativeModel
 
@@ -34,8 +34,8 @@ def keep(state: State, config: Any) -> State:
 
 @dataclass(frozen=True)
 class GGUFForm:
-    """How a family is written as GGUF. reorder: what the converter does to tensors, which keep Hugging Face's names.
-    describe: metadata beside what all families have. rms: which of the two keys has the norms' epsilon.
+    """How a family is written as GGUF. reorder: what the converter does to tensors, which keep Hugging Face's names, or
+    get GGUF's. describe: metadata beside what all families have. rms: which of the two keys has the norms' epsilon.
     """
 
     architecture: str
@@ -107,13 +107,14 @@ def random_model(case: Case) -> PreTrainedModel:
                 p.normal_(std=1.5 / p.shape[-1] ** 0.5)
             else:
                 p.normal_(mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
+            p.copy_(p.to(case.dtype))
     model.tie_weights()
-    return model.to(case.dtype)
+    return model
 
 
 def expected_logits(model: PreTrainedModel, tokens: list[int]) -> Array:
     with torch.no_grad():
-        logits: Array = model.to(torch.float32)(torch.tensor([tokens])).logits[0].numpy()
+        logits: Array = model(torch.tensor([tokens])).logits[0].numpy()
     return logits
 
 
@@ -151,7 +152,7 @@ def write_gguf(path: Path, state: State, config: Any, form: GGUFForm, dtype: tor
     names = gguf.get_tensor_name_map(_architecture(form.architecture), layers)
     for name, value in form.reorder(dict(state), config).items():
         stem, _, kind = name.rpartition(".")
-        new = names.get_name(stem)
+        new = stem if stem.startswith("blk.") else names.get_name(stem)
         assert new is not None, f"the gguf package has no name for {name}"
         stored = GGUF_TYPES[dtype] if value.ndim > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(f"{new}.{kind}", gguf.quants.quantize(np.ascontiguousarray(value), stored), raw_dtype=stored)
@@ -228,10 +229,10 @@ def check_family(case: Case, tmp_path: Path) -> Mapping[str, Path]:
     model = random_model(case)
     config = model.config
     tokens = np.random.default_rng(case.seed).integers(0, config.vocab_size, NUM_TOKENS).tolist()
-    folder = tmp_path / "hf"
-    model.save_pretrained(folder)
     want = expected_logits(model, tokens)
     assert want.std() > 0.05, "logits are spread, so that a wrong model cannot pass"
+    folder = tmp_path / "hf"
+    model.to(case.dtype).save_pretrained(folder)
     context = min(config.max_position_embeddings, 512)
     assert_logits_equal(folder, want, tokens, context)
     assert_old_config_gives_the_same_graph(folder, case.old_config)

@@ -25,8 +25,22 @@ def stacked(state: State, config: Any) -> State:
     return state
 
 
+def matrix_by_matrix(state: State, config: Any) -> State:
+    """Files of before April 2024 have a tensor for each expert: blk.0.ffn_gate.0.weight."""
+    new = {"w1": "ffn_gate", "w2": "ffn_down", "w3": "ffn_up"}
+
+    def renamed(name: str) -> str:
+        if ".experts." not in name:
+            return name
+        _, _, layer, _, _, expert, matrix, _ = name.split(".")
+        return f"blk.{layer}.{new[matrix]}.{expert}.weight"
+
+    return {renamed(name): value for name, value in interleave_q_and_k(state, config).items()}
+
+
 CASES = {
     "mixtral": Case(MixtralForCausalLM, MixtralConfig(**DIMENSIONS), GGUFForm("llama", reorder=stacked)),
+    "old file": Case(MixtralForCausalLM, MixtralConfig(**DIMENSIONS), GGUFForm("llama", reorder=matrix_by_matrix)),
     "with a window": Case(MixtralForCausalLM, MixtralConfig(**DIMENSIONS, sliding_window=40), None),
     "all experts": Case(
         MixtralForCausalLM,
