@@ -18,8 +18,10 @@ from octavo.core.clock import Clock, SystemClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
-from octavo.engine.frontend import Detokenizer, Frontend, load_text_side, resolve_model
+from octavo.engine.frontend import Detokenizer, Frontend
+from octavo.engine.model_location import locate_model
 from octavo.engine.process import EngineLike
+from octavo.engine.text_side import load_text_side
 
 Prompt = str | list[int]
 Message = Mapping[str, Any]
@@ -70,22 +72,24 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        config = _engine_config(resolve_model(model), options)
+        config = locate_model(_engine_config(model, options))
         from octavo.engine.engine import Engine  # only here are the kernels loaded
 
         clock = SystemClock()
-        tokenizer, template = load_text_side(config.model)
+        text = load_text_side(config)
         engine = Engine(config)
-        self._attach(engine, Frontend(tokenizer, template, engine.info, config.seed), clock)
+        frontend = Frontend(text.tokenizer, text.template, engine.info, config.seed)
+        self._attach(engine, frontend, clock, text.defaults.params())
 
     @classmethod
     def over(cls, engine: EngineLike, frontend: Frontend, clock: Clock) -> Self:
         """An LLM over parts that exist already."""
         llm = cls.__new__(cls)
-        llm._attach(engine, frontend, clock)
+        llm._attach(engine, frontend, clock, SamplingParams())
         return llm
 
-    def _attach(self, engine: EngineLike, frontend: Frontend, clock: Clock) -> None:
+    def _attach(self, engine: EngineLike, frontend: Frontend, clock: Clock, defaults: SamplingParams) -> None:
+        self._defaults = defaults
         self._engine = engine
         self._frontend = frontend
         self._clock = clock
@@ -93,6 +97,10 @@ class LLM:
         self._lock = threading.Lock()  # held for each step and each change of the engine's requests
         self._ids = itertools.count()
         self._inboxes: dict[str, deque[RequestOutput]] = {}  # request id -> where its outputs wait to be yielded
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What calls without sampling_params use: the model's generation_config.json on top of octavo's defaults."""
+        return self._defaults
 
     def generate(
         self,
@@ -106,7 +114,7 @@ class LLM:
         many = _prompt_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
         token_ids = [self._frontend.encode(p) if isinstance(p, str) else list(p) for p in many]
-        return self._results(texts, token_ids, _one_each(sampling_params, len(many)))
+        return self._results(texts, token_ids, self._one_each(sampling_params, len(many)))
 
     def chat(
         self,
@@ -128,7 +136,7 @@ class LLM:
             )
             texts.append(text)
             token_ids.append(self._frontend.encode(text, add_special_tokens=False, param="messages"))
-        return self._results(texts, token_ids, _one_each(sampling_params, len(texts)))
+        return self._results(texts, token_ids, self._one_each(sampling_params, len(texts)))
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[str]:
         """The continuation of one prompt, piece by piece. Closing the iterator stops the generation."""
@@ -139,6 +147,20 @@ class LLM:
         """The answer to one conversation, piece by piece. Closing the iterator stops the generation."""
         text = self._frontend.render_chat(messages)
         return self._stream(self._frontend.encode(text, add_special_tokens=False, param="messages"), sampling_params)
+
+    def _one_each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self._defaults] * count
+        if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+            raise InvalidRequestError(
+                "sampling_params must be SamplingParams, or one for each prompt", param="sampling_params"
+            )
+        if len(params) != count:
+            raise InvalidRequestError(
+                f"there are {count} prompts and {len(params)} sampling_params: give one, or one for each prompt",
+                param="sampling_params",
+            )
+        return list(params)
 
     def close(self) -> None:
         with self._lock:
@@ -167,7 +189,7 @@ class LLM:
 
     def _stream(self, token_ids: list[int], params: SamplingParams | None) -> Generator[str]:
         detokenizer = Detokenizer()
-        with closing(self._run([self._request(token_ids, params or SamplingParams())])) as outputs:
+        with closing(self._run([self._request(token_ids, params or self._defaults)])) as outputs:
             for output in outputs:
                 text = detokenizer.feed(output)
                 if text:
@@ -279,7 +301,7 @@ def _interrupts_wait() -> Iterator[None]:
         handler(*caught[0])
 
 
-def _engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
+def _engine_config(model: str | None, options: Mapping[str, Any]) -> EngineConfig:
     names = [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
     renamed = {OPTION_ALIASES.get(name, name): value for name, value in options.items()}
     for name in renamed:
@@ -299,21 +321,6 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not all(isinstance(p, str) or (isinstance(p, list) and all(type(t) is int for t in p)) for p in many):
         raise InvalidRequestError("prompts must be text, a list of token ids, or a list of either", param="prompts")
     return many
-
-
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
-        raise InvalidRequestError(
-            "sampling_params must be SamplingParams, or one for each prompt", param="sampling_params"
-        )
-    if len(params) != count:
-        raise InvalidRequestError(
-            f"there are {count} prompts and {len(params)} sampling_params: give one, or one for each prompt",
-            param="sampling_params",
-        )
-    return list(params)
 
 
 def _empty_completion(request: Request) -> Completion:

@@ -8,12 +8,12 @@ from octavo.cli.table import format_table
 from octavo.core.errors import ConfigError
 from octavo.core.version import version
 from octavo.engine.engine import system_info
-from octavo.engine.frontend import resolve_model
+from octavo.engine.model_location import builtin_model
 
 
 def run() -> int:
     try:
-        model = resolve_model(None)
+        model = str(builtin_model())
     except ConfigError as error:
         model = str(error)
     rows = [("octavo", version()), ("Python", platform.python_version()), *system_info()]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import json
 import os
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from octavo.core.config import ACTIVATION_DTYPES, KV_CACHE_DTYPES, MAX_INT, EngineConfig
-from octavo.core.errors import ConfigError
-from octavo.engine.frontend import resolve_model
+from octavo.core.config import ACTIVATION_DTYPES, DTYPES, KV_CACHE_DTYPES, MAX_INT, QUANTIZATIONS, EngineConfig
+from octavo.core.errors import ConfigError, shorten
+from octavo.engine.model_location import locate_model
 
 ISA_VARIABLE = "OCTAVO_ISA"
 _SUFFIXES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -53,8 +54,23 @@ def human_int(text: str) -> int:
     return int(value)
 
 
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a JSON object")
+    return value
+
+
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="a GGUF file; default: the built-in model")
+    parser.add_argument(
+        "model_argument",
+        nargs="?",
+        metavar="MODEL",
+        help="a GGUF file, a model's folder, or org/name of the hub; default: the built-in model",
+    )
     group = parser.add_argument_group("engine")
 
     def flag(*names: str, **options: Any) -> None:
@@ -62,6 +78,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
     flag("--model", metavar="MODEL", help="the same as the positional MODEL")
     flag("--served-model-name", metavar="NAME", help="the model's name in the API; default: from the file")
+    flag("--tokenizer", metavar="MODEL", help="take the tokenizer from these files or this repository")
+    flag("--revision", metavar="NAME", help="branch, tag or commit of a hub repository (main)")
+    flag("--download-dir", metavar="FOLDER", help="where downloads are kept; default: HF_HOME's cache")
+    flag("--dtype", choices=DTYPES, help="of weights that are floats; auto: as they come (auto)")
+    flag("--quantization", "-q", choices=QUANTIZATIONS, help="pack float weights so, or what the files are")
+    flag("--hf-overrides", type=json_object, metavar="JSON", help="settings that replace those of config.json")
+    flag("--generation-config", metavar="WHERE", help="sampling defaults: auto (the model's), vllm (none), or a path")
+    flag("--override-generation-config", type=json_object, metavar="JSON", help='as {"temperature": 0.5}')
     flag("--max-model-len", type=human_int, metavar="N", help="tokens of prompt and output together, as 4096 or 4K")
     flag("--block-size", type=int, metavar="N", help="tokens in a block of the KV cache, a power of two (16)")
     flag("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="how K and V are stored (auto)")
@@ -106,7 +130,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     if args.model is not None and args.model_argument not in (None, args.model):
         raise ConfigError(f"two models are named, {args.model_argument!r} and {args.model!r}: name one")
     given = {"isa": os.environ.get(ISA_VARIABLE) or None, **given_settings(args)}
-    return EngineConfig(**{**given, "model": resolve_model(args.model or args.model_argument)})
+    return locate_model(EngineConfig(**{**given, "model": args.model or args.model_argument}))
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:

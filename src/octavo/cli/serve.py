@@ -13,9 +13,10 @@ from octavo.cli.options import add_engine_flags, engine_config
 from octavo.cli.table import format_table
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
-from octavo.engine.frontend import Frontend, TextSide, load_text_side
+from octavo.engine.frontend import Frontend
 from octavo.engine.messages import EngineInfo
 from octavo.engine.process import ENGINE_COMMAND, EngineProcess, launch_engine
+from octavo.engine.text_side import TextSide, load_text_side
 
 BACKLOG = 2048
 
@@ -38,11 +39,11 @@ def serve(
     host: str,
     port: int,
     command: Sequence[str] = ENGINE_COMMAND,
-    load_text: Callable[[str], TextSide] = load_text_side,
+    load_text: Callable[[EngineConfig], TextSide] = load_text_side,
 ) -> int:
     """Serve until ctrl-C or SIGTERM. Raises OctavoError if it cannot start.
 
-    `command` starts the engine process; `load_text` makes the tokenizer and chat template of a model file.
+    `config.model` has been located; `command` starts the engine process.
     """
     sock = listen(host, port)
     process = launch_engine(config, command)
@@ -78,7 +79,7 @@ async def _serve(
     config: EngineConfig,
     sock: socket.socket,
     process: EngineProcess,
-    load_text: Callable[[str], TextSide],
+    load_text: Callable[[EngineConfig], TextSide],
 ) -> int:
     import asyncio
 
@@ -96,7 +97,7 @@ async def _serve(
     stopping = asyncio.create_task(stop.wait())
     connecting = asyncio.create_task(EngineClient.connect(process))
     try:
-        tokenizer, template = await asyncio.to_thread(load_text, config.model)
+        text = await asyncio.to_thread(load_text, config)
         await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             return 0
@@ -105,7 +106,8 @@ async def _serve(
         connecting.cancel()  # does nothing if it is done
         await asyncio.gather(connecting, return_exceptions=True)
     try:
-        service = Service(client, Frontend(tokenizer, template, client.info, config.seed), SystemClock())
+        frontend = Frontend(text.tokenizer, text.template, client.info, config.seed)
+        service = Service(client, frontend, SystemClock(), text.defaults.sampling)
         _greet(client.info, sock)
         await run_until(stop, create_app(service), client, sock)
     finally:

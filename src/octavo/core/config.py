@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.core.errors import ConfigError
 
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 ACTIVATION_DTYPES = ("auto", "float32")
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+QUANTIZATIONS = (
+    *("q8_0", "q4_0", "q4_1", "q4_k", "int8"),  # float weights are packed so while they load
+    *("gptq", "awq", "fp8", "compressed-tensors", "gguf"),  # what a checkpoint is already
+)
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 8, 256
 MAX_THREADS = 1024
 MAX_INT = 2**63 - 1  # what passes between processes
@@ -20,8 +27,16 @@ class EngineConfig:
     Raises ConfigError with value, limit and remedy.
     """
 
-    model: str  # path of a GGUF file
+    model: str | None = None  # a GGUF file, a model's folder, org/name of the hub, or the built-in model
     served_model_name: str | None = None
+    tokenizer: str | None = None  # where the tokenizer is, if not with the model
+    revision: str | None = None  # of a hub repository
+    download_dir: str | None = None
+    dtype: str = "auto"  # of float weights
+    quantization: str | None = None
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # of config.json, or of GGUF metadata
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_dtype: str = "auto"
@@ -55,6 +70,15 @@ class EngineConfig:
             raise ConfigError(f"--block-size is {b!r}; it must be a power of two {bounds}")
         choice("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         choice("--activation-dtype", self.activation_dtype, ACTIVATION_DTYPES)
+        choice("--dtype", self.dtype, DTYPES)
+        if self.quantization is not None:
+            choice("--quantization", self.quantization, QUANTIZATIONS)
+        for flag, value in (
+            ("--hf-overrides", self.hf_overrides),
+            ("--override-generation-config", self.override_generation_config),
+        ):
+            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise ConfigError(f"{flag} is {value!r}; it must be a JSON object")
         between("--max-model-len", self.max_model_len, 1)
         between("--threads", self.threads, 1, MAX_THREADS)
         between("--max-num-batched-tokens", self.max_num_batched_tokens, 1)

@@ -7,6 +7,7 @@ but neither how text becomes tokens nor who the clients are.
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +15,17 @@ from octavo.backends.cpu.backend import CpuModel, available_threads, create_exec
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError
 from octavo.core.records import EngineStats, Request, RequestOutput, SampledToken, Sequence
+from octavo.engine.generation_config import load_generation_defaults
 from octavo.engine.loader import load_model
 from octavo.engine.memory import ModelMemory, format_bytes, plan_memory, read_machine_memory
 from octavo.engine.messages import EngineInfo
+from octavo.engine.packing import packed
 from octavo.engine.stop import StopChecker
+from octavo.engine.text_side import load_vocabulary
 from octavo.kv_cache.manager import KVCacheManager
 from octavo.runner.runner import Runner
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
-from octavo.tokenizer.vocabulary import Vocabulary
+from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.open_checkpoint import open_checkpoint
 
 DEFAULT_KV_CACHE_DTYPE = "bfloat16"
@@ -44,17 +48,20 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         warnings: list[str] = []
+        assert config.model is not None, "the model has been located"
         checkpoint = open_checkpoint(config.model)
         try:
-            loaded = load_model(checkpoint, config.max_model_len)
+            loaded = load_model(checkpoint, config.max_model_len, config.hf_overrides)
             model = loaded.model
-            self._vocabulary = Vocabulary.from_gguf(checkpoint.config)
+            self._vocabulary = load_vocabulary(config)
+            self._eos_token_ids = self._vocabulary.eos_token_ids | load_generation_defaults(config).eos_token_ids
+            tensors = packed(loaded.tensors, config, _method(checkpoint))
             max_model_len = _max_model_len(config, model.max_position_embeddings)
             budget_tokens = _max_num_batched_tokens(config, warnings)
             executor = create_executor(config.isa, config.threads)
             cpu_model = CpuModel(
                 model.graph,
-                loaded.tensors,
+                tensors,
                 executor,
                 float_activations=config.activation_dtype == "float32",
                 max_tokens=budget_tokens,
@@ -77,6 +84,7 @@ class Engine:
             memory = plan_memory(read_machine_memory(), needs, config)
             cpu_model.pack()
             checkpoint.release_pages()
+            warnings += checkpoint.warnings
         finally:
             checkpoint.close()
 
@@ -92,7 +100,7 @@ class Engine:
             max_model_len=max_model_len,
             block_size=config.block_size,
             num_kv_groups=len(model.graph.kv_groups),
-            eos_token_ids=self._vocabulary.eos_token_ids,
+            eos_token_ids=self._eos_token_ids,
         )
         self._live: dict[int, _Live] = {}  # by seq_id
         self._stats = EngineStats(num_blocks=memory.num_blocks)
@@ -119,7 +127,7 @@ class Engine:
         self._check(request)
         stop = StopChecker(
             request.params,
-            self._vocabulary.eos_token_ids,
+            self._eos_token_ids,
             len(request.prompt_token_ids),
             self.info.max_model_len,
         )
@@ -223,6 +231,15 @@ def _processor_name() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
+
+
+def _method(checkpoint: Checkpoint) -> str | None:
+    """How the files are quantized, by the name that --quantization has for it."""
+    if checkpoint.kind == "gguf":
+        return "gguf"
+    section = checkpoint.config.get("quantization_config")
+    method = section.get("quant_method") if isinstance(section, Mapping) else None
+    return method if isinstance(method, str) else None
 
 
 def _max_model_len(config: EngineConfig, limit: int) -> int:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
+from octavo.core.errors import InvalidRequestError
 from octavo.core.records import Request, RequestOutput, SamplingParams
 from octavo.engine.messages import EngineInfo
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.text_stream import TextStream
-from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.weights.builtin import INSTALL_HINT, find_builtin_model
 
 MAX_DRAWN_SEED = 2**53 - 1  # so that one that is returned survives JSON readers whose numbers are float64
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
@@ -33,41 +30,6 @@ class TextCodec(Protocol):
     def token_bytes(self) -> Sequence[bytes]: ...
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]: ...
     def visible_bytes(self, token_id: int, skip_special_tokens: bool = True) -> bytes: ...
-
-
-# The tokenizer and the chat template of a model; not every model has the latter.
-TextSide = tuple[TextCodec, ChatTemplate | None]
-
-
-def resolve_model(model: str | None) -> str:
-    """The path of a model file: the one named, or the built-in model for None.
-
-    Raises ConfigError that says what to install, or ModelFileError if the file is not there.
-    """
-    if model is None:
-        builtin = find_builtin_model()
-        if builtin is None:
-            raise ConfigError(
-                f"no model was named and the built-in one is not installed: run '{INSTALL_HINT}', or name a GGUF file"
-            )
-        return str(builtin)
-    path = Path(model).expanduser()
-    if not path.is_file():
-        what = "is a directory" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
-        raise ModelFileError(f"model {model!r} {what}; give the path of a GGUF file, or no model for the built-in one")
-    return str(path)
-
-
-def load_text_side(path: str) -> TextSide:
-    """The tokenizer and the chat template of a model file. Raises ModelFileError."""
-    from octavo.weights.gguf import GGUFFile  # brings numpy, which the command line need not wait for
-
-    metadata = GGUFFile.open(path).metadata
-    tokenizer = Tokenizer.from_gguf(metadata)
-    source = metadata.get("tokenizer.chat_template")
-    if not isinstance(source, str):
-        return tokenizer, None
-    return tokenizer, ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token)
 
 
 class Detokenizer:

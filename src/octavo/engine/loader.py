@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from octavo.models.files import Model, ModelFiles
 from octavo.models.registry import build_model
@@ -19,16 +21,30 @@ class LoadedModel:
     tensors: Mapping[str, StoredTensor]
 
 
-def load_model(checkpoint: Checkpoint, wanted_length: int | None = None) -> LoadedModel:
-    """wanted_length: tokens that the user wants to run, None for all. Raises ModelFileError."""
+def load_model(
+    checkpoint: Checkpoint, wanted_length: int | None = None, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> LoadedModel:
+    """wanted_length: tokens that the user wants to run, None for all. overrides: settings that replace the checkpoint's,
+    objects within objects key by key. Raises ModelFileError.
+    """
 
     def read_values(name: str) -> Sequence[float]:
         return checkpoint.tensor(name).values().reshape(-1).tolist()
 
-    files = ModelFiles(checkpoint.kind, checkpoint.config, checkpoint.shapes, read_values, wanted_length)
+    files = ModelFiles(
+        checkpoint.kind, overridden(checkpoint.config, overrides), checkpoint.shapes, read_values, wanted_length
+    )
     model = build_model(files)
     tensors = {  # a stored tensor can lack a first dimension of 1
         name: replace(resolve(checkpoint, model.sources[name]), shape=weight.shape)
         for name, weight in model.graph.weights.items()
     }
     return LoadedModel(model, tensors)
+
+
+def overridden(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(settings)
+    for key, value in overrides.items():
+        old = merged.get(key)
+        merged[key] = overridden(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged

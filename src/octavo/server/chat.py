@@ -31,7 +31,7 @@ from octavo.server.service import EventStream, Service, aborted_if_client_leaves
 
 async def chat_completions(service: Service, http: HttpRequest) -> Response:
     arrival_time = service.clock.now()
-    body = read_body(await read_limited(http), ChatBody)
+    body = read_body(await read_limited(http), ChatBody, service.default_fields)
     service.check_model(body.model)
     text = service.frontend.render_chat(
         read_messages(body.messages),

@@ -28,7 +28,7 @@ from octavo.server.service import (
 
 async def completions(service: Service, http: HttpRequest) -> Response:
     arrival_time = service.clock.now()
-    body = read_body(await read_limited(http), CompletionBody)
+    body = read_body(await read_limited(http), CompletionBody, service.default_fields)
     service.check_model(body.model)
     params = body.params()
     reply_id = new_id("cmpl", body.request_id)

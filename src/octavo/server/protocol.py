@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -216,8 +218,8 @@ class CompletionBody(GenerationBody, kw_only=True):
 Body = TypeVar("Body", ChatBody, CompletionBody)
 
 
-def read_body(raw: bytes, body_class: type[Body]) -> Body:
-    """A request body. Raises InvalidRequestError that names the field."""
+def read_body(raw: bytes, body_class: type[Body], defaults: Mapping[str, Any] = MappingProxyType({})) -> Body:
+    """A request body, with `defaults` for fields that it leaves out. Raises InvalidRequestError that names the field."""
     try:
         fields = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -225,7 +227,9 @@ def read_body(raw: bytes, body_class: type[Body]) -> Body:
     if not isinstance(fields, dict):
         raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
     known = body_class.__struct_fields__
-    wanted = {}
+    wanted = dict(defaults)
+    if fields.get("max_completion_tokens") is not None:
+        wanted.pop("max_tokens", None)
     for name, value in fields.items():
         if value is None:
             continue

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -33,10 +33,14 @@ END_OF_STREAM = b"data: [DONE]\n\n"
 class Service:
     """The server's parts, passed to its routes."""
 
-    def __init__(self, client: EngineClient, frontend: Frontend, clock: Clock) -> None:
+    def __init__(
+        self, client: EngineClient, frontend: Frontend, clock: Clock, default_fields: Mapping[str, Any] | None = None
+    ) -> None:
+        """default_fields: of request bodies, where the model's makers recommend other values than the API's."""
         self.client = client
         self.frontend = frontend
         self.clock = clock
+        self.default_fields = default_fields or {}
         self.metrics = Metrics(client, clock)
         self.created = int(time.time())
         self._num_requests = itertools.count()
