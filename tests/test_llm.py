@@ -12,9 +12,8 @@ from octavo.core.clock import VirtualClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
 from octavo.core.records import FinishReason, RequestOutput, SamplingParams
-from octavo.engine.frontend import Frontend
 from octavo.llm import LLM, Logprob
-from tests.server.fake_engine import FAIL, REFUSE, FakeEngine, text_side
+from tests.server.fake_engine import FAIL, REFUSE, FakeEngine
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def llm(engine: FakeEngine) -> LLM:
-    return LLM.over(engine, Frontend(*text_side(), engine.info, 0), VirtualClock())
+    return LLM.over(engine, frontend(engine.info), VirtualClock())
 
 
 def test_prompts_of_all_kinds_are_continued_in_their_order(llm: LLM) -> None:
@@ -129,7 +128,7 @@ class Interrupted(FakeEngine):
 
 def test_ctrl_c_waits_for_the_end_of_a_step_and_leaves_nothing_running() -> None:
     engine = Interrupted(EngineConfig("echo", max_model_len=64))
-    llm = LLM.over(engine, Frontend(*text_side(), engine.info, 0), VirtualClock())
+    llm = LLM.over(engine, frontend(engine.info), VirtualClock())
     with pytest.raises(KeyboardInterrupt):
         llm.generate("ab", SamplingParams(max_tokens=40))
     assert engine.stats().num_steps == 3

@@ -20,9 +20,8 @@ from octavo.core.clock import VirtualClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
 from octavo.core.records import SamplingParams
-from octavo.engine.frontend import Frontend
 from octavo.llm import LLM
-from tests.server.fake_engine import FakeEngine, text_side
+from tests.server.fake_engine import FakeEngine, frontend
 from tests.server.harness import ServerProcess, fake_server
 
 MODEL = __file__  # any file: nothing here loads it
@@ -179,7 +178,7 @@ def test_version_and_help_answer(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine(EngineConfig("echo", max_model_len=64))
-    llm = LLM.over(engine, Frontend(*text_side(), engine.info, 0), VirtualClock())
+    llm = LLM.over(engine, frontend(engine.info), VirtualClock())
     monkeypatch.setattr(terminal, "_model", lambda args: llm)
     return engine
 

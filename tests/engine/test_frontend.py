@@ -1,22 +1,21 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from octavo.core.config import EngineConfig
-from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
+from octavo.core.errors import InvalidRequestError
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
-from octavo.engine import frontend as frontend_module
-from octavo.engine.frontend import Detokenizer, Frontend, load_text_side, resolve_model
-from tests.server.fake_engine import ByteTokenizer, FakeEngine, text_side
+from octavo.engine.frontend import Detokenizer, Frontend
+from octavo.engine.model_location import locate_model
+from octavo.engine.text_side import load_text_side
+from tests.server.fake_engine import ByteTokenizer, FakeEngine, frontend
 
 INFO = FakeEngine(EngineConfig("echo", max_model_len=100)).info
 
 
 def door(seed: int = 0) -> Frontend:
-    return Frontend(*text_side(), INFO, seed)
+    return frontend(INFO, seed)
 
 
 def build(params: SamplingParams, num_tokens: int = 10, clamp: bool = False) -> Request:
@@ -44,7 +43,7 @@ def test_a_prompt_must_leave_room_for_one_token() -> None:
 def test_a_prompt_that_the_cache_can_never_hold_is_refused() -> None:
     info = msgspec.structs.replace(INFO, max_prompt_tokens=48)
     with pytest.raises(InvalidRequestError, match="50 tokens, the limit is 48"):
-        Frontend(*text_side(), info, 0).build_request([65] * 50, SamplingParams(), request_id="r", arrival_time=0.0)
+        frontend(info).build_request([65] * 50, SamplingParams(), request_id="r", arrival_time=0.0)
 
 
 def test_a_hopelessly_long_text_is_refused_without_tokenizing_it() -> None:
@@ -89,18 +88,9 @@ def test_text_is_held_back_until_its_characters_are_whole() -> None:
     assert detokenizer.feed(RequestOutput(request_id="r", finish_reason=FinishReason.LENGTH)) == "\ufffd"
 
 
-def test_a_missing_model_is_named_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelFileError, match="does not exist"):
-        resolve_model(str(tmp_path / "nothing.gguf"))
-    with pytest.raises(ModelFileError, match="is a directory"):
-        resolve_model(str(tmp_path))
-    monkeypatch.setattr(frontend_module, "find_builtin_model", lambda: None)
-    with pytest.raises(ConfigError, match="pip install"):
-        resolve_model(None)
-
-
 def test_the_built_in_model_brings_its_tokenizer_and_template() -> None:
-    tokenizer, template = load_text_side(resolve_model(None))
+    side = load_text_side(locate_model(EngineConfig()))
+    tokenizer, template = side.tokenizer, side.template
     assert template is not None
     text = template.render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from octavo.core.config import EngineConfig
 from octavo.core.errors import InvalidRequestError, ModelFileError
 from octavo.core.records import EngineStats, FinishReason, Request, RequestOutput, TokenLogprobs
+from octavo.engine.frontend import Frontend
+from octavo.engine.generation_config import GenerationDefaults
 from octavo.engine.messages import EngineInfo
+from octavo.engine.text_side import TextSide
 from octavo.tokenizer.chat_template import ChatTemplate
 
 EOS = 256
@@ -36,8 +39,13 @@ class ByteTokenizer:
         return b"" if skip_special_tokens and token_id == EOS else self.token_bytes[token_id]
 
 
-def text_side(_: str = "") -> tuple[ByteTokenizer, ChatTemplate]:
-    return ByteTokenizer(), ChatTemplate(TEMPLATE, "", "<eos>")
+def text_side(_: EngineConfig | None = None) -> TextSide:
+    return TextSide(ByteTokenizer(), ChatTemplate(TEMPLATE, "", "<eos>"), GenerationDefaults({}))
+
+
+def frontend(info: EngineInfo, seed: int = 0) -> Frontend:
+    side = text_side()
+    return Frontend(side.tokenizer, side.template, info, seed)
 
 
 @dataclass

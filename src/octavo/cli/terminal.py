@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from octavo.cli.options import add_engine_flags, engine_config, given_settings, human_int
 from octavo.core.errors import ConfigError, InvalidRequestError
 from octavo.core.records import SamplingParams
+from octavo.engine.generation_config import load_generation_defaults
 
 COMPLETE_MAX_TOKENS = 128
 TEMPERATURE = 0.7  # small models ramble at 1
@@ -40,9 +41,9 @@ def add_complete_flags(parser: argparse.ArgumentParser) -> None:
 
 def chat(args: argparse.Namespace) -> int:
     """Converse until the end of input."""
-    params = _sampling_params(args)
+    model, params = _model(args)
     opening = [{"role": "system", "content": args.system}] if args.system else []
-    with closing(_model(args)) as model:
+    with closing(model):
         print(HELP)
         messages = list(opening)
         while True:
@@ -69,8 +70,9 @@ def chat(args: argparse.Namespace) -> int:
 
 def complete(args: argparse.Namespace) -> int:
     """Print one continuation."""
-    with closing(_model(args)) as model:
-        _show(model.stream(args.prompt, _sampling_params(args)))
+    model, params = _model(args)
+    with closing(model):
+        _show(model.stream(args.prompt, params))
     return 0
 
 
@@ -79,15 +81,20 @@ def _add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None)
     limit = "all that fits" if max_tokens is None else str(max_tokens)
     group.add_argument("--url", metavar="URL", help="ask this running server, as http://127.0.0.1:8000")
     group.add_argument("--max-tokens", type=human_int, default=max_tokens, help=f"length of an answer ({limit})")
-    group.add_argument("--temperature", type=float, default=TEMPERATURE, help=f"0 is greedy ({TEMPERATURE})")
-    group.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this total (1)")
+    group.add_argument("--temperature", type=float, help=f"0 is greedy (the model's own, or {TEMPERATURE})")
+    group.add_argument(
+        "--top-p", type=float, help="sample from the likeliest tokens of this total (the model's own, or 1)"
+    )
 
 
-def _sampling_params(args: argparse.Namespace) -> SamplingParams:
-    return SamplingParams(temperature=args.temperature, top_p=args.top_p, max_tokens=args.max_tokens)
+def _sampling_params(args: argparse.Namespace, recommended: Mapping[str, Any]) -> SamplingParams:
+    asked = {"temperature": args.temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return SamplingParams(**{"temperature": TEMPERATURE, "max_tokens": None, **recommended, **given})
 
 
-def _model(args: argparse.Namespace) -> TextModel:
+def _model(args: argparse.Namespace) -> tuple[TextModel, SamplingParams]:
+    """The model, and how to sample from it."""
     if args.url is not None:
         if args.model_argument is not None or given_settings(args):
             raise ConfigError(
@@ -95,11 +102,12 @@ def _model(args: argparse.Namespace) -> TextModel:
             )
         from octavo.cli.remote import RemoteModel
 
-        return RemoteModel(args.url)
+        return RemoteModel(args.url), _sampling_params(args, {})
     from octavo.llm import LLM
 
-    options = dataclasses.asdict(engine_config(args))
-    return LLM(**options)
+    config = engine_config(args)
+    params = _sampling_params(args, load_generation_defaults(config).sampling)
+    return LLM(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)}), params
 
 
 def _show(pieces: Generator[str]) -> str:

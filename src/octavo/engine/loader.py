@@ -24,16 +24,15 @@ class LoadedModel:
 def load_model(
     checkpoint: Checkpoint, wanted_length: int | None = None, overrides: Mapping[str, Any] = MappingProxyType({})
 ) -> LoadedModel:
-    """wanted_length: tokens that the user wants to run, None for all. overrides: settings that replace the checkpoint's,
-    objects within objects key by key. Raises ModelFileError.
+    """wanted_length: tokens that the user wants to run, None for all. overrides: settings that replace those of the
+    checkpoint, objects within objects key by key. Raises ModelFileError.
     """
 
     def read_values(name: str) -> Sequence[float]:
         return checkpoint.tensor(name).values().reshape(-1).tolist()
 
-    files = ModelFiles(
-        checkpoint.kind, overridden(checkpoint.config, overrides), checkpoint.shapes, read_values, wanted_length
-    )
+    config = overridden(checkpoint.config, overrides)
+    files = ModelFiles(checkpoint.kind, config, checkpoint.shapes, read_values, wanted_length)
     model = build_model(files)
     tensors = {  # a stored tensor can lack a first dimension of 1
         name: replace(resolve(checkpoint, model.sources[name]), shape=weight.shape)

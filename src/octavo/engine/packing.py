@@ -53,7 +53,7 @@ def packed(tensors: Mapping[str, StoredTensor], config: EngineConfig, method: st
     if kind is None:
         has = "is not quantized" if method is None else f"is quantized by {method!r}"
         raise ConfigError(
-            f"--quantization is {wanted!r}, but this checkpoint {has}; float weights can be packed as {', '.join(TYPES)}"
+            f"--quantization is {wanted!r}, but this checkpoint {has}; float weights can become {', '.join(TYPES)}"
         )
     matrices = {name for name, t in out.items() if len(t.shape) > 1 and name not in NEVER_QUANTIZED}
     if not any(out[name].type in FLOATS for name in matrices):

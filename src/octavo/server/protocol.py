@@ -219,7 +219,7 @@ Body = TypeVar("Body", ChatBody, CompletionBody)
 
 
 def read_body(raw: bytes, body_class: type[Body], defaults: Mapping[str, Any] = MappingProxyType({})) -> Body:
-    """A request body, with `defaults` for fields that it leaves out. Raises InvalidRequestError that names the field."""
+    """A request body; `defaults` are of fields that it leaves out. Raises InvalidRequestError that names the field."""
     try:
         fields = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
