@@ -13,7 +13,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
 from octavo.core.records import FinishReason, RequestOutput, SamplingParams
 from octavo.llm import LLM, Logprob
-from tests.server.fake_engine import FAIL, REFUSE, FakeEngine
+from tests.server.fake_engine import FAIL, REFUSE, FakeEngine, frontend
 
 
 @pytest.fixture

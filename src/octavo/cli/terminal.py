@@ -81,10 +81,8 @@ def _add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None)
     limit = "all that fits" if max_tokens is None else str(max_tokens)
     group.add_argument("--url", metavar="URL", help="ask this running server, as http://127.0.0.1:8000")
     group.add_argument("--max-tokens", type=human_int, default=max_tokens, help=f"length of an answer ({limit})")
-    group.add_argument("--temperature", type=float, help=f"0 is greedy (the model's own, or {TEMPERATURE})")
-    group.add_argument(
-        "--top-p", type=float, help="sample from the likeliest tokens of this total (the model's own, or 1)"
-    )
+    group.add_argument("--temperature", type=float, help=f"0 is greedy (the model's, or {TEMPERATURE})")
+    group.add_argument("--top-p", type=float, help="sample from the likeliest tokens of this total (the model's, or 1)")
 
 
 def _sampling_params(args: argparse.Namespace, recommended: Mapping[str, Any]) -> SamplingParams:
