@@ -39,9 +39,11 @@ class NativeModel:
         model.pack()
         checkpoint.close()
         self.max_tokens = max_tokens
-        self._program = model.allocate(context // 16, 16, kv_dtype)
+        groups, blocks = len(loaded.model.graph.kv_groups), context // 16
+        self._program = model.allocate(groups * blocks, 16, kv_dtype)
         self._program.pool.fill(0xFF)
-        self._table = np.random.default_rng(0).permutation(context // 16).astype(np.int32)[None]
+        places = np.random.default_rng(0).permutation(groups * blocks).astype(np.int32)
+        self._tables = list(places.reshape(groups, 1, blocks))  # each group its own blocks of the one pool
         self.length = 0
 
     def logits(self, tokens: NDArray[np.int32] | list[int], chunks: list[int] | None = None) -> NDArray[np.float32]:
@@ -52,7 +54,7 @@ class NativeModel:
             part, tokens = tokens[:count], tokens[count:]
             rows = np.arange(len(part), dtype=np.int32)
             span, first = np.array([0, len(part)], np.int32), np.array([self.length], np.int32)
-            self._program.run(np.ascontiguousarray(part), span, first, [self._table], rows)
+            self._program.run(np.ascontiguousarray(part), span, first, self._tables, rows)
             out.append(self._program.read("logits"))
             self.length += len(part)
         return np.concatenate(out)
