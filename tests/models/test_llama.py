@@ -56,7 +56,7 @@ def scaling(kind: str, **settings: Any) -> dict[str, Any]:
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
 
-# llama.cpp's converter writes neither Mistral's window nor biases of the output and of MLPs.
+# llama.cpp itself ignores a window and YaRN's betas in files of this architecture; the model they describe has them.
 CASES = {
     "tied": llama(tie_word_embeddings=True),
     "grouped queries": llama(

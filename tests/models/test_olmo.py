@@ -17,12 +17,13 @@ DIMENSIONS = {
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
 OLMOE = GGUFForm("olmoe", reorder=stacked)
 
+# llama.cpp wants as many KV heads as heads in OLMoE.
 CASES = {
     "olmo2": Case(Olmo2ForCausalLM, Olmo2Config(**DIMENSIONS), GGUFForm("olmo2")),
     "olmo2, biases, tied": Case(
         Olmo2ForCausalLM, Olmo2Config(**DIMENSIONS, attention_bias=True, tie_word_embeddings=True), None
     ),
-    "olmoe": Case(OlmoeForCausalLM, OlmoeConfig(**DIMENSIONS, **EXPERTS), OLMOE),
+    "olmoe": Case(OlmoeForCausalLM, OlmoeConfig(**{**DIMENSIONS, **EXPERTS, "num_key_value_heads": 4}), OLMOE),
     "olmoe, renormalized": Case(OlmoeForCausalLM, OlmoeConfig(**DIMENSIONS, **EXPERTS, norm_topk_prob=True), None),
 }
 

@@ -70,7 +70,7 @@ def qwen3_moe(form: GGUFForm | None, **settings: Any) -> Case:
     return Case(Qwen3MoeForCausalLM, config, form)
 
 
-# llama.cpp has no windows in these families and no dense layers beside experts.
+# llama.cpp has no windows in these families, no dense layers beside experts, no biases in Qwen3.
 CASES = {
     "qwen2": qwen2(),
     "qwen2, tied, odd widths": qwen2(tie_word_embeddings=True, hidden_size=60, intermediate_size=77,
@@ -79,7 +79,8 @@ CASES = {
     "qwen2, upper layers slide": qwen2(None, **WINDOWS),
     "qwen2, listed layers slide": qwen2(None, **WINDOWS | {"layer_types": ["full_attention", "sliding_attention"]}),
     "qwen3": qwen3(head_dim=32),
-    "qwen3, tied, biases": qwen3(head_dim=16, tie_word_embeddings=True, attention_bias=True),
+    "qwen3, tied": qwen3(head_dim=16, tie_word_embeddings=True),
+    "qwen3, biases": qwen3(None, head_dim=16, attention_bias=True),
     "qwen3, upper layers slide": qwen3(None, head_dim=16, **WINDOWS),
     "qwen2-moe": qwen2_moe(GGUFForm("qwen2moe", describe_experts, stacked)),
     "qwen2-moe, squeezed gate": qwen2_moe(GGUFForm("qwen2moe", describe_experts, squeezed)),
