@@ -66,7 +66,7 @@ class DecoderConfig:
         read = settings(files)
         read.refuse_unless("is_encoder_decoder", False)
         read.refuse_unless("add_cross_attention", False)
-        hidden = read.positive_int("hidden_size", "n_embd", "word_embed_proj_dim")
+        hidden = read.positive_int("hidden_size", "n_embd")
         heads = read.positive_int("num_attention_heads", "n_head")
         layers = read.positive_int("num_hidden_layers", "n_layer", "num_layers", at_most=len(files.shapes))
         head_dim = read.positive_int("head_dim", default=max(1, hidden // heads), at_most=MAX_HEAD_DIM)
@@ -75,7 +75,9 @@ class DecoderConfig:
         return cls(
             vocab_size=read.positive_int("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=read.positive_int("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+            intermediate_size=read.positive_int(
+                "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=4 * hidden
+            ),
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=read.positive_int("num_key_value_heads", "num_kv_heads", default=heads),
@@ -148,9 +150,13 @@ def layer_windows(
 def read_rope(
     files: ModelFiles, read: Settings, head_dim: int, default_theta: float = 10000.0, rotary_share: float = 1.0
 ) -> RopeFrequencies:
-    """The model's one rotation. config.json describes it by rope_parameters, or by rope_theta and rope_scaling."""
+    """The model's rotation, or that of its full_attention layers where those that slide have another. config.json
+    describes it by rope_parameters, or by rope_theta and rope_scaling.
+    """
     if files.kind == "hf":
-        return hf_rope(files, read, read.section("rope_parameters"), head_dim, default_theta, rotary_share)
+        here = read.section("rope_parameters")
+        here = here.section("full_attention") if here.has("full_attention") else here
+        return hf_rope(files, read, here, head_dim, default_theta, rotary_share)
     scaling = read.section_of_prefix("rope.scaling.")
     kind = scaling.text("type", default="none")
     factor = read.positive_float("rope.scale_linear", default=1.0)  # what older files call the factor

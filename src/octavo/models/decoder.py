@@ -28,6 +28,7 @@ from octavo.graph.schema import (
     GatedActivation,
     LayerNorm,
     Linear,
+    PositionEmbed,
     RmsNorm,
     Rope,
     RopeTable,
@@ -42,6 +43,7 @@ from octavo.graph.schema import (
 from octavo.models.config import DecoderConfig, settings
 from octavo.models.files import Model, ModelFiles
 from octavo.models.rope import RopeFrequencies
+from octavo.models.settings import Settings
 
 MAX_KV_GROUPS = 8
 MAX_EXPERTS = 4096  # far above any model's: a damaged file must not become millions of names
@@ -49,10 +51,11 @@ MAX_EXPERTS = 4096  # far above any model's: a damaged file must not become mill
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of a stored matrix that holds several weights."""
+    """Where a weight is not a stored matrix: rows of one that holds several, or one stored as [in, out]."""
 
     name: str
-    rows: RowPattern
+    rows: RowPattern | None = None
+    transposed: bool = False
 
 
 Names = Mapping[str, str | Part]
@@ -61,7 +64,7 @@ Names = Mapping[str, str | Part]
 DERIVED = (r"rope_(freqs|factors_long|factors_short)\.weight", r".+\.rotary_emb\.inv_freq")
 
 # Hugging Face's names of GGUF's; {} is the layer, {e} the expert. A family says what differs.
-HF_NAMES: Names = {
+HF_NAMES: dict[str, str] = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -81,6 +84,23 @@ HF_NAMES: Names = {
     "ffn_up_exps": "model.layers.{}.mlp.experts.{e}.up_proj",
     "ffn_down_exps": "model.layers.{}.mlp.experts.{e}.down_proj",
 }
+
+
+# Hugging Face's names of activations
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+}
+
+
+def read_activation(read: Settings, key: str, default: str) -> Activation:
+    """default: what the family's GGUF means, too, for it has no such key."""
+    return ACTIVATIONS[read.one_of(key, choices=tuple(ACTIVATIONS), default=default)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +209,7 @@ class Decoder:
         else:
             place = self._fused_in_gguf(name)
         if isinstance(place, Part):
-            return TensorSource((f"{place.name}.{kind}",), place.rows)
+            return TensorSource((f"{place.name}.{kind}",), place.rows, place.transposed and kind == "weight")
         return TensorSource((f"{place}.{kind}",))
 
     def _fused_in_gguf(self, name: str) -> str | Part:
@@ -211,8 +231,13 @@ class Decoder:
 
     # ---- operations ----
 
-    def embed(self) -> Tensor:
-        return self.g(Embed(self.weight("token_embd", (self.c.vocab_size, self.c.hidden_size))))
+    def embed(self, width: int = 0) -> Tensor:
+        """width: the config's hidden_size if 0."""
+        return self.g(Embed(self.weight("token_embd", (self.c.vocab_size, width or self.c.hidden_size))))
+
+    def position_embed(self) -> Tensor:
+        """Learned positions."""
+        return self.g(PositionEmbed(self.weight("position_embd", (self.c.max_position_embeddings, self.c.hidden_size))))
 
     def linear(self, x: Tensor, name: str, out_features: int) -> Tensor:
         bias = self.weight(name, (out_features,), "bias") if self.has(name, "bias") else None

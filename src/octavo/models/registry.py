@@ -8,17 +8,27 @@ from dataclasses import dataclass
 
 from octavo.core.errors import ModelFileError
 from octavo.core.tensor_source import TensorSource
+from octavo.models.falcon import falcon
 from octavo.models.files import Model, ModelFiles
+from octavo.models.gemma import gemma
+from octavo.models.gemma2 import gemma2
+from octavo.models.gemma3 import gemma3
+from octavo.models.gpt2 import gpt2
+from octavo.models.gpt_neox import gpt_neox
 from octavo.models.granite import granite
 from octavo.models.llama import llama
 from octavo.models.mixtral import mixtral
 from octavo.models.olmo2 import olmo2
 from octavo.models.olmoe import olmoe
+from octavo.models.opt import opt
+from octavo.models.phi3 import phi3
 from octavo.models.qwen2 import qwen2
 from octavo.models.qwen2_moe import qwen2_moe
 from octavo.models.qwen3 import qwen3
 from octavo.models.qwen3_moe import qwen3_moe
 from octavo.models.smollm3 import smollm3
+from octavo.models.stablelm import stablelm
+from octavo.models.starcoder2 import starcoder2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,16 @@ FAMILIES = (
     Family("OLMo 2", olmo2, gguf=("olmo2",), hf=("olmo2",)),
     Family("OLMoE", olmoe, gguf=("olmoe",), hf=("olmoe",)),
     Family("SmolLM3", smollm3, gguf=("smollm3",), hf=("smollm3",)),
+    Family("Gemma", gemma, gguf=("gemma",), hf=("gemma",)),
+    Family("Gemma 2", gemma2, gguf=("gemma2",), hf=("gemma2",)),
+    Family("Gemma 3", gemma3, gguf=("gemma3",), hf=("gemma3_text", "gemma3")),
+    Family("Phi-3, Phi-4", phi3, gguf=("phi3",), hf=("phi3",)),
+    Family("StableLM", stablelm, gguf=("stablelm",), hf=("stablelm",)),
+    Family("GPT-2", gpt2, gguf=("gpt2",), hf=("gpt2",)),
+    Family("GPT-NeoX, Pythia", gpt_neox, gguf=("gptneox",), hf=("gpt_neox",)),
+    Family("OPT", opt, hf=("opt",)),
+    Family("StarCoder2", starcoder2, gguf=("starcoder2",), hf=("starcoder2",)),
+    Family("Falcon", falcon, gguf=("falcon",), hf=("falcon",)),
     Family("Granite 3", granite, gguf=("granite",), hf=("granite",)),
 )
 

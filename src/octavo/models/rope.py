@@ -27,6 +27,11 @@ class RopeFrequencies:
     stretched: float = 1.0
 
 
+def plain_rope(rotary_dim: int, theta: float) -> RopeFrequencies:
+    """No scaling."""
+    return RopeFrequencies(tuple(theta ** (-2 * i / rotary_dim) for i in range(rotary_dim // 2)))
+
+
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
     """What the scalings read, in one form for both kinds of file.
@@ -48,7 +53,7 @@ def rope_frequencies(s: RopeSettings) -> RopeFrequencies:
     """Raises ModelFileError for a kind of scaling that is not known."""
     if s.rotary_dim % 2:
         raise ModelFileError(f"the number of rotated dimensions is {s.rotary_dim}; pairs are rotated, it must be even")
-    plain = [s.theta ** (-2 * i / s.rotary_dim) for i in range(s.rotary_dim // 2)]
+    plain = list(plain_rope(s.rotary_dim, s.theta).frequencies)
     divisors = s.factors("freqs")  # in a GGUF, Llama 3's scaling has become a tensor
     if divisors is not None:
         plain = [f / d for f, d in zip(plain, _of_length(divisors, plain), strict=True)]
