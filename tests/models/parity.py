@@ -4,6 +4,7 @@ written with the `gguf` package's own table of tensor names and the reorderings 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,12 +37,14 @@ def keep(state: State, config: Any) -> State:
 class GGUFForm:
     """How a family is written as GGUF. reorder: what the converter does to tensors, which keep Hugging Face's names, or
     get GGUF's. describe: metadata beside what all families have. rms: which of the two keys has the norms' epsilon.
+    kv_heads: how many the file says there are.
     """
 
     architecture: str
     describe: Callable[[gguf.GGUFWriter, Any], None] = lambda writer, config: None
     reorder: Callable[[State, Any], State] = keep
     rms: bool = True
+    kv_heads: Callable[[Any], int] = lambda c: getattr(c, "num_key_value_heads", None) or c.num_attention_heads
 
 
 def old_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +103,8 @@ def interleave_q_and_k(state: State, config: Any) -> State:
 def random_model(case: Case) -> PreTrainedModel:
     """Weights such that activations stay near 1 and logits are spread; every vector differs from its default."""
     torch.manual_seed(case.seed)
-    model = case.model(case.config).to(torch.float32).eval()
+    # Not every family's other ways of attending know soft caps.
+    model = case.model._from_config(case.config, attn_implementation="eager").to(torch.float32).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() > 1:
@@ -110,6 +114,18 @@ def random_model(case: Case) -> PreTrainedModel:
             p.copy_(p.to(case.dtype))
     model.tie_weights()
     return model
+
+
+def hf_files(case: Case) -> ModelFiles:
+    """What the case's checkpoint would have, without making one."""
+    with torch.device("meta"):
+        model = case.model(case.config)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    return ModelFiles("hf", json.loads(model.config.to_json_string()), shapes, lambda name: [])
+
+
+def without(config: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in keys}
 
 
 def expected_logits(model: PreTrainedModel, tokens: list[int]) -> Array:
@@ -128,18 +144,16 @@ GGUF_TYPES = {
 def write_gguf(path: Path, state: State, config: Any, form: GGUFForm, dtype: torch.dtype = torch.float32) -> Path:
     """Metadata as llama.cpp's converter writes them for all families. dtype: of matrices; vectors are float32."""
     writer = gguf.GGUFWriter(path, form.architecture)
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
-    hidden = config.hidden_size
+    layers, hidden = config.num_hidden_layers, config.hidden_size
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)
-    if getattr(config, "intermediate_size", None):
-        writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(getattr(config, "num_key_value_heads", None) or heads)
-    head_dim = getattr(config, "head_dim", None) or hidden // heads
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or 4 * hidden)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(form.kv_heads(config))
+    if head_dim := config.to_dict().get("head_dim"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     eps = next(v for k in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
                if (v := getattr(config, k, None)) is not None)  # fmt: skip
     (writer.add_layer_norm_rms_eps if form.rms else writer.add_layer_norm_eps)(eps)
@@ -227,7 +241,7 @@ def assert_old_config_gives_the_same_graph(folder: Path, make_old: Callable[[Map
 def check_family(case: Case, tmp_path: Path) -> Mapping[str, Path]:
     """Both forms of the checkpoint against transformers; returns their paths."""
     model = random_model(case)
-    config = model.config
+    config = model.config.get_text_config()
     tokens = np.random.default_rng(case.seed).integers(0, config.vocab_size, NUM_TOKENS).tolist()
     want = expected_logits(model, tokens)
     assert want.std() > 0.05, "logits are spread, so that a wrong model cannot pass"
