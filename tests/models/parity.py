@@ -55,6 +55,8 @@ def old_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if "rope_theta" in rope:
         del old["rope_parameters"]
         old["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            old["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         kind = rope.pop("rope_type", "default")
         old["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
     return old
@@ -106,11 +108,11 @@ def random_model(case: Case) -> PreTrainedModel:
     # Not every family's other ways of attending know soft caps.
     model = case.model._from_config(case.config, attn_implementation="eager").to(torch.float32).eval()
     with torch.no_grad():
-        for name, p in model.named_parameters():
+        for p in model.parameters():
             if p.dim() > 1:
                 p.normal_(std=1.5 / p.shape[-1] ** 0.5)
             else:
-                p.normal_(mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
+                p.add_(torch.randn_like(p), alpha=0.2)
             p.copy_(p.to(case.dtype))
     model.tie_weights()
     return model
