@@ -21,6 +21,8 @@ from transformers import (
 )
 
 from octavo.core.errors import ModelFileError
+from octavo.models.config import DecoderConfig
+from octavo.models.gemma2 import query_scale
 from octavo.models.registry import build_model
 from tests.models.parity import Case, GGUFForm, State, check_family, hf_files, without
 
@@ -125,6 +127,15 @@ def test_gemma3_config_may_leave_out_what_is_usual_and_keep_the_rest_in_text_con
     shapes |= {"vision_tower.vision_model.head.weight": (3, 3), "multi_modal_projector.mm_soft_emb_norm.weight": (3,)}
     old = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}}
     assert build_model(replace(files, config=old, shapes=shapes)).graph == build_model(files).graph
+
+
+def test_queries_of_a_gguf_are_scaled_by_its_number_of_layers() -> None:
+    """query_pre_attn_scalar is not in the file; the 27B models' is the width of a head's share of the layer."""
+    hf = hf_files(CASES["gemma2"])
+    c = DecoderConfig.read(hf)
+    file = replace(hf, kind="gguf")
+    assert query_scale(file, c, layers_of_27b=46) == pytest.approx(16**-0.5)
+    assert query_scale(file, replace(c, num_layers=46), layers_of_27b=46) == pytest.approx((40 / 4) ** -0.5)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,13 @@ def test_the_wanted_length_chooses_the_table_of_factors() -> None:
     assert whole == build_model(replace(files, wanted_length=257)) != short
 
 
+def test_a_window_as_long_as_the_context_is_none() -> None:
+    files = hf_files(CASES["window"])
+    longest = {**files.config, "sliding_window": files.config["max_position_embeddings"]}
+    assert build_model(files).graph.kv_groups[0].kind == "sliding"
+    assert build_model(replace(files, config=longest)).graph.kv_groups[0].kind == "full"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

@@ -174,7 +174,9 @@ class Decoder:
         """hf_names: what differs from HF_NAMES. hf_norm_offset: what the family's RMS norms leave out of their weights
         in safetensors (GGUF has it in).
         """
-        self.c = c
+        # A window as long as the context is none, and its layers can lie with those that attend to all.
+        windows = tuple(window if window < c.max_position_embeddings else 0 for window in c.windows)
+        self.c = c = replace(c, windows=windows)
         self.g = GraphBuilder()
         self._files = files
         self._hf_names = {**HF_NAMES, **(hf_names or {})}
