@@ -72,7 +72,7 @@ def test_every_engine_flag_reaches_the_configuration() -> None:
 
 
 def test_without_flags_the_configuration_has_its_own_defaults() -> None:
-    assert config_of("--model", MODEL) == EngineConfig(model=MODEL)
+    assert config_of("--model", MODEL) == EngineConfig(model=MODEL, served_model_name=Path(MODEL).stem)
 
 
 def test_both_names_of_the_memory_share_mean_the_same() -> None:
@@ -179,7 +179,7 @@ def test_version_and_help_answer(capsys: pytest.CaptureFixture[str]) -> None:
 def offline(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine(EngineConfig("echo", max_model_len=64))
     llm = LLM.over(engine, frontend(engine.info), VirtualClock())
-    monkeypatch.setattr(terminal, "_model", lambda args: llm)
+    monkeypatch.setattr(terminal, "_model", lambda args: (llm, SamplingParams(temperature=0)))
     return engine
 
 

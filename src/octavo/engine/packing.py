@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
-from octavo.quantization.encode import quantized
+from octavo.quantization.encode import encode, encode_int8, int8_row_scales
 from octavo.quantization.formats import FORMATS, WeightType
 from octavo.weights.checkpoint import StoredTensor
 
@@ -76,19 +73,10 @@ def _quantized(t: StoredTensor, kind: WeightType) -> StoredTensor:
 
 
 def _as_float(t: StoredTensor, kind: WeightType) -> StoredTensor:
-    if t.type not in FLOATS or t.type is kind or len(t.shape) == 1:
-        return t
+    return t if t.type not in FLOATS or t.type is kind or len(t.shape) == 1 else quantized(t, kind)
 
-    def load() -> NDArray[np.uint8]:
-        values = t.values()
-        if kind is WeightType.F32:
-            stored: NDArray[np.generic] = values
-        elif kind is WeightType.F16:
-            with np.errstate(over="ignore"):
-                stored = np.clip(values, -65504, 65504).astype(np.float16)
-        else:  # to nearest even
-            bits = values.view(np.uint32)
-            stored = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-        return np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
 
-    return StoredTensor(t.shape, kind, load)
+def quantized(t: StoredTensor, kind: WeightType) -> StoredTensor:
+    if kind is WeightType.INT8:
+        return StoredTensor(t.shape, kind, lambda: encode_int8(t.values()), lambda: int8_row_scales(t.values()))
+    return StoredTensor(t.shape, kind, lambda: encode(t.values(), kind))
