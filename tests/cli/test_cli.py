@@ -179,7 +179,9 @@ def test_version_and_help_answer(capsys: pytest.CaptureFixture[str]) -> None:
 def offline(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine(EngineConfig("echo", max_model_len=64))
     llm = LLM.over(engine, frontend(engine.info), VirtualClock())
-    monkeypatch.setattr(terminal, "_model", lambda args: (llm, SamplingParams(temperature=0, max_tokens=args.max_tokens)))
+    monkeypatch.setattr(
+        terminal, "_model", lambda args: (llm, SamplingParams(temperature=0, max_tokens=args.max_tokens))
+    )
     return engine
 
 
