@@ -201,7 +201,7 @@ def test_tensors_that_follow_from_settings_may_be_left_out(hf_llama: ModelFiles)
 def test_a_mistral_config_without_a_window_means_another_than_one_with_null(
     hf_llama: ModelFiles, stated: dict[str, Any], windows: set[int]
 ) -> None:
-    config = {**hf_llama.config, "model_type": "mistral", **stated}
+    config = {**hf_llama.config, "model_type": "mistral", "max_position_embeddings": 8192, **stated}
     groups = build_model(replace(hf_llama, config=config)).graph.kv_groups
     assert {group.window for group in groups} == windows
 
