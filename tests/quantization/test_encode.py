@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from octavo.core.errors import ModelFileError
-from octavo.quantization.encode import ENCODERS, encode, encode_int8, int8_row_scales
+from octavo.quantization.encode import ENCODERS, encode, encode_int8, int8_row_scales, quantized
 from octavo.quantization.formats import FORMATS, WeightType, dequantize
+from octavo.quantization.stored_tensor import StoredTensor
 
 EXACT = [WeightType.F32, WeightType.F16, WeightType.BF16, WeightType.Q8_0]
 EXACT += [WeightType.Q4_0, WeightType.Q4_1, WeightType.Q5_0, WeightType.Q5_1]
@@ -96,3 +97,34 @@ def test_int8_has_the_largest_value_of_a_row_at_127() -> None:
     assert np.abs(codes[:-1]).max(axis=1).tolist() == [127] * 64
     assert np.abs(codes * scales[:, None] - values).max() <= scales.max() * 0.501
     assert not codes[-1].any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e9])
+def test_bfloat16_keeps_what_only_float32_holds_beside_it(bad: float) -> None:
+    values = np.full((1, 32), bad, np.float32)
+    np.testing.assert_allclose(dequantize(encode(values, WeightType.BF16), WeightType.BF16, (1, 32)), values, rtol=0.01)
+
+
+@pytest.mark.parametrize("kind", [WeightType.Q8_0, WeightType.Q4_K, WeightType.INT8])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_tensor_is_quantized_when_it_is_loaded_and_not_before(kind: WeightType, scaled: bool) -> None:
+    values = np.random.default_rng(0).normal(size=(3, 1500, 512)).astype(np.float32)  # more than one piece
+    scales = np.random.default_rng(1).uniform(0.5, 2, size=4500).astype(np.float32)
+    loaded = []
+
+    def load() -> np.ndarray:
+        loaded.append(1)
+        return encode(values, WeightType.F16)
+
+    source = StoredTensor(values.shape, WeightType.F16, load, (lambda: scales) if scaled else None)
+    tensor = quantized(source, kind)
+    assert (tensor.type, tensor.shape, loaded) == (kind, values.shape, [])
+    want = source.values()
+    if kind == WeightType.INT8:
+        np.testing.assert_array_equal(tensor.load(), encode_int8(want))
+        assert tensor.row_scales is not None
+        np.testing.assert_array_equal(tensor.row_scales(), int8_row_scales(want))
+    else:
+        np.testing.assert_array_equal(tensor.load(), encode(want, kind))
+        assert tensor.row_scales is None
+    assert quantized(source, WeightType.F16) is source

@@ -273,6 +273,11 @@ FP8 = torch.float8_e4m3fn
 DAMAGED: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str]] = {
     "no zeros": (GPTQ, {"qweight": int32(8, 16), "scales": half(2, 16)}, "matrix m lacks qzeros"),
     "three bits": (GPTQ, {"qweight": int32(6, 32), "scales": half(2, 32), "qzeros": int32(2, 3)}, "3 bits a weight; 4"),
+    "awq of eight bits": (
+        {"quant_method": "awq"},
+        {"qweight": int32(64, 8), "scales": half(2, 32), "qzeros": int32(2, 8)},
+        "8 bits a weight; of AWQ only 4",
+    ),
     "half a block": (GPTQ, {"qweight": int32(2, 16), "scales": half(1, 16), "qzeros": int32(1, 2)}, "has 16 inputs"),
     "scales": (GPTQ, {"qweight": int32(8, 16), "scales": half(2, 8), "qzeros": int32(2, 2)}, "scales of shape"),
     "zeros": (GPTQ, {"qweight": int32(8, 16), "scales": half(2, 16), "qzeros": int32(3, 2)}, "qzeros of shape"),

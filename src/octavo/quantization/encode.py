@@ -36,7 +36,7 @@ def encode(values: F32, kind: WeightType) -> U8:
     """The bytes of `values` [..., n] in the format `kind`, [num_bytes], rows one after the other.
 
     n must be a multiple of the format's block length. Raises ModelFileError for values that are not finite or beyond
-    float16.
+    float16, which only float32 and bfloat16 hold.
     """
     form, encoder = FORMATS[kind], ENCODERS[kind]
     assert values.shape[-1] % form.block_length == 0, f"{values.shape[-1]} elements are not whole {kind.name} blocks"
@@ -45,7 +45,7 @@ def encode(values: F32, kind: WeightType) -> U8:
     step = max(1, CHUNK // form.block_length)
     for first in range(0, len(blocks), step):
         chunk = blocks[first : first + step]
-        if kind != WeightType.F32:
+        if kind not in (WeightType.F32, WeightType.BF16):
             _check(chunk)
         out[first : first + step] = encoder(chunk)
     return out.reshape(-1)
@@ -155,8 +155,9 @@ def _encode_f16(x: F32) -> U8:
 
 
 def _encode_bf16(x: F32) -> U8:
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    return ((bits + (np.uint32(0x7FFF) + (bits >> 16 & 1))) >> 16).astype("<u2").view(np.uint8)
+    bits = x.view(np.uint32)
+    nearest = (bits + (np.uint32(0x7FFF) + (bits >> 16 & 1))) >> 16  # to even
+    return np.where(np.isnan(x), np.uint32(0x7FC0), nearest).astype("<u2").view(np.uint8)
 
 
 # ---- blocks of 32 with a scale ----

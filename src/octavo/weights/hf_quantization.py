@@ -333,8 +333,9 @@ def _awq(c: _Checkpoint) -> None:
     for module in c.modules(".qweight"):
         weight, k, words = c.matrix(module, ".qweight", ("I32",))
         scales, groups, n = c.matrix(module, ".scales", FLOAT_TYPES)
-        _check_bits(c, module, 32 * words // n, k)
-        c.need(module, ".scales", FLOAT_TYPES, (groups, 8 * words))
+        if n != 8 * words:
+            raise c.error(module, f"has {32 * words // n} bits a weight; of AWQ only 4 are supported: take a GGUF")
+        _check_bits(c, module, 4, k)
         zeros = c.need(module, ".qzeros", ("I32",), (groups, words))
         codes = _Codes(
             n,
