@@ -43,12 +43,12 @@ FORM = GGUFForm("gptneox", describe, queries_then_keys_then_values, rms=False)
 
 CASES = {
     "side by side": Case(GPTNeoXForCausalLM, GPTNeoXConfig(**SIZES), FORM),
-    "in a row, all rotated, tied, no attention biases": Case(
-        GPTNeoXForCausalLM,
-        GPTNeoXConfig(
-            **SIZES, use_parallel_residual=False, rotary_pct=1.0, tie_word_embeddings=True, attention_bias=False
-        ),
-        FORM,
+    "in a row, all rotated": Case(
+        GPTNeoXForCausalLM, GPTNeoXConfig(**SIZES, use_parallel_residual=False, rotary_pct=1.0), FORM
+    ),
+    # llama.cpp wants a head and all biases.
+    "tied, no attention biases": Case(
+        GPTNeoXForCausalLM, GPTNeoXConfig(**SIZES, tie_word_embeddings=True, attention_bias=False), None
     ),
     # A GGUF does not say which GELU it is.
     "the other gelu": Case(GPTNeoXForCausalLM, GPTNeoXConfig(**SIZES, hidden_act="gelu_fast"), None),

@@ -51,6 +51,7 @@ LONG = Phi3Config(
 )
 
 CASES = {
+    # llama.cpp itself leaves out the window that its converter writes.
     "window": Case(Phi3ForCausalLM, Phi3Config(**SIZES, sliding_window=77), FORM),
     "long context": Case(Phi3ForCausalLM, LONG, FORM),  # tokens and wanted length are beyond the original length
     "short context, partial rotary, tied": Case(
