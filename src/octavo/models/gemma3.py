@@ -38,7 +38,7 @@ def gemma3(files: ModelFiles) -> Model:
     )  # fmt: skip
     read = settings(files)
     read.refuse_unless("use_bidirectional_attention", False)
-    read.refuse_unless("attn_logit_softcapping")
+    read.refuse_unless("attn_logit_softcapping", None)
     activation = read_activation(read, "hidden_activation", "gelu_pytorch_tanh")
     c = DecoderConfig.read(files, tied_by_default=True, default_theta=1e6)
     length = read.positive_int("max_position_embeddings", "context_length")  # counts the scaling of full layers already
@@ -51,10 +51,9 @@ def gemma3(files: ModelFiles) -> Model:
     x = d.scale(d.embed(), math.sqrt(c.hidden_size))
     for i in range(c.num_layers):
         q, k, v = d.qkv(d.rms_norm(x, f"blk.{i}.attn_norm"), i)
-        q, k = (
-            d.rope(d.rms_norm(t, f"blk.{i}.attn_{name}_norm", heads), local if c.windows[i] else c.rope)
-            for t, name, heads in ((q, "q", c.num_heads), (k, "k", c.num_kv_heads))
-        )
+        rope = local if c.windows[i] else c.rope
+        q = d.rope(d.rms_norm(q, f"blk.{i}.attn_q_norm", c.num_heads), rope)
+        k = d.rope(d.rms_norm(k, f"blk.{i}.attn_k_norm", c.num_kv_heads), rope)
         a = d.linear(d.attention(q, k, v, i, scale=scale), f"blk.{i}.attn_output", c.hidden_size)
         x = d.add(x, d.rms_norm(a, f"blk.{i}.post_attention_norm"))
         h = d.gated_mlp(d.rms_norm(x, f"blk.{i}.ffn_norm"), i, activation)
