@@ -18,12 +18,12 @@ from jinja2 import TemplateError, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_CHARS = 1 << 24  # of any text that a template makes
-MAX_STEPS = 2_000_000  # turns of loops and calls in one rendering; a few seconds
+MAX_STEPS = 500_000  # turns of loops and calls in one rendering; a few seconds
 _MAX_WIDTH = 1 << 16  # numbers given to filters and methods, which may pad to them
 _WIDE_FIELD = re.compile(r"\d{6,}|%[^a-zA-Z%]*\*")
 
@@ -73,6 +73,8 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (as in jinja2)
         _step()
+        if isinstance(__obj, LoopContext) and args and hasattr(args[0], "__len__"):  # a loop that calls itself
+            _step(len(args[0]))
         text = getattr(__obj, "__self__", None)
         if isinstance(text, str):
             _check_text_function(__obj.__name__, (text, *args), kwargs)
