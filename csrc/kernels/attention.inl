@@ -202,11 +202,14 @@ static void attend_partition(const QueryTile &t, PartitionScratch &s, int base, 
     F32 hidden = set1(static_cast<float>(first)), limit = set1(static_cast<float>(end)), top = set1(-INFINITY);
     for (int c = begin; c < chunks; c++) {
       F32 x = load(s.scores[r] + c * 16);
-      F32 at = lane_index() + set1(static_cast<float>(c * 16));
-      if (shape.inner != 0) x = tanh(x * set1(shape.inner));
-      if (c * 16 + 16 > end) x = where_less(at, limit, x, set1(-INFINITY));
-      if (c * 16 < first) x = where_less(at, hidden, set1(-INFINITY), x);
-      store(s.scores[r] + c * 16, x);
+      bool capped = shape.inner != 0, early = c * 16 < first, late = c * 16 + 16 > end;
+      if (capped || early || late) {
+        F32 at = lane_index() + set1(static_cast<float>(c * 16));
+        if (capped) x = tanh(x * set1(shape.inner));
+        if (early) x = where_less(at, hidden, set1(-INFINITY), x);
+        if (late) x = where_less(at, limit, x, set1(-INFINITY));
+        store(s.scores[r] + c * 16, x);
+      }
       top = vmax(x, top);  // passes over NaN
     }
     float best = reduce_max(top);
