@@ -23,13 +23,24 @@ from octavo.graph.schema import (
     Tensor,
     Weight,
 )
-from octavo.models.llama import LlamaConfig, llama
+from octavo.models.files import ModelFiles
+from octavo.models.llama import llama
 
-CONFIG = LlamaConfig(
-    vocab_size=60, hidden_size=24, intermediate_size=40, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8,
-    rotary_dim=6, rope_theta=100.0, rms_norm_eps=1e-5, max_position_embeddings=64, tied_embeddings=False,
-    attention_bias=True,
-)  # fmt: skip
+NUM_LAYERS, VOCAB_SIZE = 3, 60
+CONFIG = {
+    "model_type": "llama", "vocab_size": VOCAB_SIZE, "hidden_size": 24, "intermediate_size": 40,
+    "num_hidden_layers": NUM_LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "rope_theta": 100.0, "partial_rotary_factor": 0.75, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def small_llama() -> Graph:
+    """With biases of q, k and v."""
+    widths = {"q": 32, "k": 16, "v": 16}
+    biases = {f"model.layers.{i}.self_attn.{n}_proj.bias": (widths[n],) for i in range(NUM_LAYERS) for n in widths}
+    matrices = {"model.embed_tokens.weight": (VOCAB_SIZE, 24), "lm_head.weight": (VOCAB_SIZE, 24)}
+    return llama(ModelFiles("hf", CONFIG, biases | matrices, lambda name: ())).graph
 
 
 def weights_of(graph: Graph) -> dict[str, np.ndarray]:
@@ -37,7 +48,7 @@ def weights_of(graph: Graph) -> dict[str, np.ndarray]:
     return {w.name: rng.normal(size=w.shape) for w in graph.weights.values()}
 
 
-def logits(graph: Graph, weights: dict[str, np.ndarray], vocabulary: int = CONFIG.vocab_size) -> list[np.ndarray]:
+def logits(graph: Graph, weights: dict[str, np.ndarray], vocabulary: int = VOCAB_SIZE) -> list[np.ndarray]:
     """Two ragged steps of two sequences."""
     reference, rng = Reference(graph, weights), np.random.default_rng(1)
     steps = []
@@ -53,12 +64,12 @@ def names(graph: Graph) -> Counter[str]:
 
 
 def test_a_fused_llama_means_the_same_with_eight_operations_a_layer_less() -> None:
-    graph = llama(CONFIG)
+    graph = small_llama()
     fused = fuse(graph)
     weights = weights_of(graph)
     for before, after in zip(logits(graph, weights), logits(fused, weights), strict=True):
         assert np.abs(before - after).max() < 1e-12 * np.abs(before).max()
-    n = CONFIG.num_layers
+    n = NUM_LAYERS
     found = names(fused)
     assert found["Rope"] == found["GatedActivation"] == 0
     assert found["GatedLinear"] == found["Attention"] == n
@@ -67,9 +78,9 @@ def test_a_fused_llama_means_the_same_with_eight_operations_a_layer_less() -> No
 
 
 def test_what_a_backend_cannot_pair_or_share_stays_apart() -> None:
-    found = names(fuse(llama(CONFIG), may_pair=lambda a, b: False, may_share_input=lambda a, b: False))
+    found = names(fuse(small_llama(), may_pair=lambda a, b: False, may_share_input=lambda a, b: False))
     assert found["GatedLinear"] == 0
-    assert found["Linear"] == 7 * CONFIG.num_layers + 1
+    assert found["Linear"] == 7 * NUM_LAYERS + 1
 
 
 def test_a_tensor_with_a_second_reader_is_not_fused_away() -> None:
@@ -87,7 +98,7 @@ def test_a_tensor_with_a_second_reader_is_not_fused_away() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_living_tensors_never_share_memory(fused: bool) -> None:
-    graph = fuse(llama(CONFIG)) if fused else llama(CONFIG)
+    graph = fuse(small_llama()) if fused else small_llama()
 
     def size(t: Tensor) -> int:
         return 4 * t.width * (7 if t.rows.name == "TOKENS" else 3)
@@ -146,7 +157,7 @@ def test_a_query_that_is_read_twice_is_not_rotated_in_place() -> None:
 
 
 def test_fusion_leaves_ropes_that_differ() -> None:
-    graph = llama(CONFIG)
+    graph = small_llama()
     nodes = list(graph.nodes)
     at = next(i for i, n in enumerate(nodes) if isinstance(n.op, Rope))
     rope = nodes[at].op
@@ -156,5 +167,5 @@ def test_fusion_leaves_ropes_that_differ() -> None:
     fused = fuse(Graph(tuple(nodes), graph.outputs, graph.kv_groups))
     assert names(fused)["Rope"] == 2
     ropes = [n.op.rope is not None for n in fused.nodes if isinstance(n.op, Attention)]
-    assert ropes == [False] + [True] * (CONFIG.num_layers - 1)
+    assert ropes == [False] + [True] * (NUM_LAYERS - 1)
     assert {GatedLinear, Linear} <= {type(n.op) for n in fused.nodes}
