@@ -10,6 +10,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.records import KVGroup
+from octavo.models.decoder import kv_layout
 from octavo.quantization.formats import FORMATS, WeightType
 from octavo.tokenizer.token_table import TokenType, byte_alphabet
 from tests.random_blocks import packed
@@ -36,9 +38,16 @@ class TinyLlama:
     tied_embeddings: bool = True
     attention_bias: bool = False
     rotary_dim: int | None = None  # all of head_dim
+    num_experts: int = 0  # of a mixture in the place of each MLP, as Mixtral has it
+    experts_per_token: int = 2
+    windows: tuple[int, ...] = ()  # of each layer, if not all attend to everything: one number, or 0 for all
     type: WeightType = WeightType.F32
     types: tuple[tuple[str, WeightType], ...] = ()
     seed: int = 0
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        return kv_layout(self.windows or (0,) * self.num_layers, self.num_kv_heads, self.head_dim)[0]
 
     @property
     def eos_token_id(self) -> int:
@@ -57,10 +66,22 @@ class TinyLlama:
                 "attn_v.weight": (kv, hidden),
                 "attn_output.weight": (hidden, q),
                 "ffn_norm.weight": (hidden,),
-                "ffn_gate.weight": (wide, hidden),
-                "ffn_up.weight": (wide, hidden),
-                "ffn_down.weight": (hidden, wide),
             }
+            e = self.num_experts
+            layer |= (
+                {
+                    "ffn_gate_inp.weight": (e, hidden),
+                    "ffn_gate_exps.weight": (e, wide, hidden),
+                    "ffn_up_exps.weight": (e, wide, hidden),
+                    "ffn_down_exps.weight": (e, hidden, wide),
+                }
+                if e
+                else {
+                    "ffn_gate.weight": (wide, hidden),
+                    "ffn_up.weight": (wide, hidden),
+                    "ffn_down.weight": (hidden, wide),
+                }
+            )
             if self.attention_bias:
                 layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
@@ -70,9 +91,10 @@ class TinyLlama:
         return shapes
 
     def type_of(self, name: str, shape: tuple[int, ...]) -> WeightType:
-        if len(shape) == 1:
+        module = name.split(".")[-2]
+        if len(shape) == 1 or module == "ffn_gate_inp":
             return WeightType.F32
-        wanted = dict(self.types).get(name.split(".")[-2], self.type)
+        wanted = dict(self.types).get(module.removesuffix("_exps"), self.type)
         return wanted if shape[-1] % FORMATS[wanted].block_length == 0 else WeightType.F32
 
 
@@ -90,6 +112,13 @@ def write_tiny_llama(path: Path, spec: TinyLlama) -> Path:
     writer.add_rope_dimension_count(spec.rotary_dim or spec.head_dim)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
+    if spec.num_experts:
+        writer.add_expert_count(spec.num_experts)
+        writer.add_expert_used_count(spec.experts_per_token)
+    if any(spec.windows):
+        writer.add_sliding_window(max(spec.windows))
+        kinds = ["sliding_attention" if window else "full_attention" for window in spec.windows]
+        writer.add_array("llama.layer_types", kinds)  # GGUF has no such entry; ours reads it under config.json's name
     _add_vocabulary(writer, spec)
     for name, values in random_tensors(spec).items():
         kind = spec.type_of(name, values.shape)

@@ -21,6 +21,7 @@ from octavo.backends.cpu.lowering import NATURAL_STORAGE
 from octavo.core.config import EngineConfig
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from octavo.engine.engine import Engine
+from octavo.kv_cache.groups import blocks_of_sequence, kinds_of
 from octavo.quantization.formats import FORMATS, GGML_TYPES
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
@@ -101,7 +102,9 @@ def missing_events(events: Counter[str]) -> list[str]:
     wanted = ["preemption", "prefix hit", "abort while waiting", "abort while running", "chunked prefill"]
     wanted += ["several partitions in decode", "several partitions in a chunk", "prefix hit after preemption"]
     wanted += ["greedy", "sampled", "penalties", "stop string", "stop token", "end of sequence", "length"]
-    wanted += ["tied embeddings", "head of its own", "float activations", "no prefix cache"]
+    wanted += ["full layers", "sliding layers", "full and sliding layers"]
+    wanted += ["longer than the window", "prefix hit longer than the window"]
+    wanted += ["experts", "no experts", "tied embeddings", "head of its own", "float activations", "no prefix cache"]
     wanted += [f"{n} threads" for n in THREADS] + [f"blocks of {n}" for n in BLOCK_SIZES]
     for isa in instruction_sets():
         wanted += [f"{isa} {kind.name}" for kind in WEIGHT_TYPES] + [f"{isa} {dtype}" for dtype in KV_DTYPES]
@@ -131,11 +134,13 @@ def draw_workload(rng: random.Random) -> Workload:
     block_size, other_block_size = rng.sample(BLOCK_SIZES, 2)
     threads, other_threads = rng.sample(THREADS, 2)
     max_num_seqs = rng.choice([1, 2, 4, 8])
-    blocks_of_one = -(-max_model_len // block_size)
     path = str(model_path(model))
     isa = rng.choice(instruction_sets())
     kv_dtype = rng.choice(KV_DTYPES)
     activation_dtype = rng.choice(["auto", "auto", "float32"])
+    max_num_batched_tokens = max(max_num_seqs, rng.choice([64, 300] if long else [1, 5, 9, 17, 40, 128]))
+    blocks_of_one = _blocks_of_one(model, max_model_len, max_num_batched_tokens, block_size)
+    tokens_alone = rng.choice([100, 512] if long else [3, 13, 31, 512])
     crowded = EngineConfig(
         model=path,
         isa=isa,
@@ -145,7 +150,7 @@ def draw_workload(rng: random.Random) -> Workload:
         block_size=block_size,
         threads=threads,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max(max_num_seqs, rng.choice([64, 300] if long else [1, 5, 9, 17, 40, 128])),
+        max_num_batched_tokens=max_num_batched_tokens,
         num_blocks_override=blocks_of_one + rng.choice([0, 0, 1, 2, blocks_of_one, 6 * blocks_of_one]),
         enable_prefix_caching=rng.random() < 0.85,
     )
@@ -158,12 +163,16 @@ def draw_workload(rng: random.Random) -> Workload:
         block_size=other_block_size,
         threads=other_threads,
         max_num_seqs=1,
-        max_num_batched_tokens=rng.choice([100, 512] if long else [3, 13, 31, 512]),
-        num_blocks_override=-(-max_model_len // other_block_size),
+        max_num_batched_tokens=tokens_alone,
+        num_blocks_override=_blocks_of_one(model, max_model_len, tokens_alone, other_block_size),
         enable_prefix_caching=False,
     )
     num_requests = rng.randint(2, 4) if long else rng.randint(3, 10)
     return Workload(model, crowded, alone, _draw_requests(rng, model, max_model_len, num_requests))
+
+
+def _blocks_of_one(model: TinyLlama, max_model_len: int, max_chunk: int, block_size: int) -> int:
+    return blocks_of_sequence(kinds_of(model.kv_groups), max_model_len, max_chunk, block_size)
 
 
 @cache
@@ -176,10 +185,16 @@ def draw_model(number: int) -> TinyLlama:
     kind = WEIGHT_TYPES[number % len(WEIGHT_TYPES)]
     wide = FORMATS[kind].block_length > 32
     mixed = rng.random() < 0.5
+    num_layers = rng.choice([1, 1, 2, 3])
+    window = random.Random(f"window {number}").choice([0, 0, 0, 1, 7, 16, 33, 64, 300])
+    num_experts = random.Random(f"experts {number}").choice([0, 0, 0, 1, 3, 8])
     return TinyLlama(
         hidden_size=256 if wide else rng.choice([32, 64, 96, 160]),
         intermediate_size=256 if wide else rng.choice([32, 96, 160, 224]),
-        num_layers=rng.choice([1, 1, 2, 3]),
+        num_layers=num_layers,
+        num_experts=num_experts,
+        experts_per_token=min(2, num_experts),
+        windows=tuple(0 if layer % 3 == number % 2 else window for layer in range(num_layers)) if window else (),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -328,15 +343,22 @@ def _count(workload: Workload, answers: dict[str, Answer], events: Counter[str])
     events[f"{config.isa} {config.kv_cache_dtype}"] += 1
     events["tied embeddings" if model.tied_embeddings else "head of its own"] += 1
     events["float activations"] += config.activation_dtype == "float32"
+    kinds = {group.kind for group in model.kv_groups}
+    events[f"{' and '.join(sorted(kinds))} layers"] += 1
+    events["experts" if model.num_experts else "no experts"] += 1
     events["no prefix cache"] += not config.enable_prefix_caching
     for side in (config, workload.alone):
         events[f"{side.threads} threads"] += 1
         events[f"blocks of {side.block_size}"] += 1
+    window = max(model.windows, default=0)
     for planned in workload.requests:
         answer, request = answers[planned.request.request_id], planned.request
         num_prompt, num_outputs = len(request.prompt_token_ids), len(answer.token_ids)
         if not num_outputs:
             continue
+        if window and num_prompt + num_outputs > window + config.block_size:
+            events["longer than the window"] += 1
+            events["prefix hit longer than the window"] += (answer.num_cached_tokens or 0) > window
         events["chunked prefill"] += num_prompt > config.max_num_batched_tokens
         events["several partitions in a chunk"] += num_prompt > PARTITION
         events["several partitions in decode"] += num_prompt + num_outputs - 1 > PARTITION and num_outputs > 1

@@ -7,6 +7,7 @@ but neither how text becomes tokens nor who the clients are.
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from octavo.engine.loader import load_model
 from octavo.engine.memory import ModelMemory, format_bytes, plan_memory, read_machine_memory
 from octavo.engine.messages import EngineInfo
 from octavo.engine.packing import packed
+from octavo.engine.progress import packing_progress
 from octavo.engine.stop import StopChecker
 from octavo.engine.text_side import load_vocabulary
 from octavo.kv_cache.manager import KVCacheManager
@@ -82,7 +84,7 @@ class Engine:
                 kv_groups=model.graph.kv_groups,
             )
             memory = plan_memory(read_machine_memory(), needs, config)
-            cpu_model.pack()
+            cpu_model.pack(packing_progress(sys.stderr))
             checkpoint.release_pages()
             warnings += checkpoint.warnings
         finally:

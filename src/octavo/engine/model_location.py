@@ -16,8 +16,8 @@ def locate_model(config: EngineConfig) -> EngineConfig:
 
     What is not here is downloaded, with progress bars. Raises ConfigError or ModelFileError that says what to do.
     """
-    model = builtin_model() if config.model is None else _locate(config.model)
-    tokenizer = None if config.tokenizer is None else str(_locate(config.tokenizer))
+    model = builtin_model() if config.model is None else _locate(config.model, config)
+    tokenizer = None if config.tokenizer is None else str(_locate(config.tokenizer, config))
     name = config.served_model_name or _name(config.model, model)
     return replace(config, model=str(model), tokenizer=tokenizer, served_model_name=name)
 
@@ -33,16 +33,20 @@ def builtin_model() -> Path:
     return path
 
 
-def _locate(named: str) -> Path:
+def _locate(named: str, config: EngineConfig) -> Path:
     path = Path(named).expanduser()
     if path.is_dir() or path.is_file():
         return path
     if path.exists():
         raise ModelFileError(f"{named!r} is no regular file: give the path of a GGUF file or of a model's folder")
-    raise ModelFileError(
-        f"{named!r} does not exist: give the path of a GGUF file or of a model's folder, or no model for the built-in "
-        "one"
-    )
+    from octavo.weights import hub  # brings the hub's client, which a local model need not wait for
+
+    if not hub.looks_like_hub_name(named):
+        raise ModelFileError(
+            f"{named!r} does not exist: give the path of a GGUF file or of a model's folder, the name of a repository "
+            "of the hub (org/name), or no model for the built-in one"
+        )
+    return hub.fetch(named, config.revision, config.download_dir)
 
 
 def _name(named: str | None, path: Path) -> str:

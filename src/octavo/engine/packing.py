@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
-from octavo.quantization.encode import encode, encode_int8, int8_row_scales
+from octavo.quantization.encode import quantized
 from octavo.quantization.formats import FORMATS, WeightType
 from octavo.weights.checkpoint import StoredTensor
 
@@ -74,9 +74,3 @@ def _quantized(t: StoredTensor, kind: WeightType) -> StoredTensor:
 
 def _as_float(t: StoredTensor, kind: WeightType) -> StoredTensor:
     return t if t.type not in FLOATS or t.type is kind or len(t.shape) == 1 else quantized(t, kind)
-
-
-def quantized(t: StoredTensor, kind: WeightType) -> StoredTensor:
-    if kind is WeightType.INT8:
-        return StoredTensor(t.shape, kind, lambda: encode_int8(t.values()), lambda: int8_row_scales(t.values()))
-    return StoredTensor(t.shape, kind, lambda: encode(t.values(), kind))

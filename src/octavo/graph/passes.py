@@ -12,9 +12,12 @@ from typing import Any
 
 from octavo.graph.builder import Graph, Node
 from octavo.graph.schema import (
+    Activation,
     Add,
     AddRmsNorm,
     Attention,
+    ExpertGatedLinear,
+    ExpertLinear,
     GatedActivation,
     GatedLinear,
     Linear,
@@ -39,7 +42,7 @@ def fuse(graph: Graph, may_pair: MayShare = lambda a, b: True, may_share_input: 
 
 
 def fuse_gated_linear(graph: Graph, may_pair: MayShare) -> Graph:
-    """Linear, Linear, GatedActivation -> GatedLinear."""
+    """Linear, Linear, GatedActivation -> GatedLinear, and the same with the linears of experts."""
     producer, uses = _producers(graph), _uses(graph)
     replaced: dict[int, Node | None] = {}
     for i, node in enumerate(graph.nodes):
@@ -47,14 +50,21 @@ def fuse_gated_linear(graph: Graph, may_pair: MayShare) -> Graph:
             continue
         gi, ui = producer[node.op.gate.id], producer[node.op.up.id]
         gate, up = graph.nodes[gi].op, graph.nodes[ui].op
-        if not (isinstance(gate, Linear) and isinstance(up, Linear) and gate.x == up.x):
+        if uses[node.op.gate.id] != 1 or uses[node.op.up.id] != 1:
             continue
-        if gate.biases != (None,) or up.biases != (None,) or uses[node.op.gate.id] != 1 or uses[node.op.up.id] != 1:
-            continue
-        if may_pair(gate.weights[0], up.weights[0]):
-            op = GatedLinear(gate.x, gate.weights[0], up.weights[0], node.op.activation)
-            replaced |= {gi: None, ui: None, i: Node(op, node.outputs)}
+        fused = _gated(gate, up, node.op.activation, may_pair)
+        if fused is not None:
+            replaced |= {gi: None, ui: None, i: Node(fused, node.outputs)}
     return _rebuild(graph, replaced)
+
+
+def _gated(gate: Op, up: Op, activation: Activation, may_pair: MayShare) -> Op | None:
+    match gate, up:
+        case Linear(x, (g,), (None,)), Linear(other, (u,), (None,)) if x == other and may_pair(g, u):
+            return GatedLinear(x, g, u, activation)
+        case ExpertLinear(x, routes, g), ExpertLinear(other, _, u) if x == other and may_pair(g, u):
+            return ExpertGatedLinear(x, routes, g, u, activation)
+    return None
 
 
 def fuse_shared_input_linears(graph: Graph, may_share: MayShare) -> Graph:

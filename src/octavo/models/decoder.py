@@ -23,7 +23,6 @@ from octavo.graph.schema import (
     CombineExperts,
     Dispatch,
     Embed,
-    ExpertGatedLinear,
     ExpertLinear,
     GatedActivation,
     LayerNorm,
@@ -310,7 +309,8 @@ class Decoder:
         rows = self.g(Dispatch(x, routes))
         gate, up = self.weight(f"{blk}.ffn_gate_exps", shape), self.weight(f"{blk}.ffn_up_exps", shape)
         down = self.weight(f"{blk}.ffn_down_exps", (e.num_experts, x.width, e.intermediate_size))
-        h = self.g(ExpertGatedLinear(rows, routes, gate, up, activation))
+        gated, h = (self.g(ExpertLinear(rows, routes, weight)) for weight in (gate, up))
+        h = self.g(GatedActivation(gated, h, activation))
         return self.g(CombineExperts(self.g(ExpertLinear(h, routes, down)), routes))
 
     def select(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,12 @@ class CpuModel:
         self.weight_bytes = sum(map(_packed_bytes, self._stored))
         self._weights: _native.WeightStore | None = None
 
-    def pack(self) -> None:
-        """Copy the weights into the kernels' layout."""
+    def pack(self, report: Callable[[float], None] = lambda share: None) -> None:
+        """Copy the weights into the kernels' layout. report: called with the share of all bytes that is done."""
         assert self._weights is None, "packed already"
         with _reserving(f"{self.weight_bytes:,} bytes of weights"):
             self._weights = _native.WeightStore(self._executor, self.weight_bytes)
+        done = 0
         for t in self._stored:
             if len(t.shape) == 1:
                 self._weights.add_vector(t.values().reshape(-1))
@@ -95,6 +96,8 @@ class CpuModel:
                 scales = np.zeros(0, np.float32) if t.row_scales is None else t.row_scales().reshape(-1)
                 rows = np.ascontiguousarray(t.load()).reshape(-1)
                 self._weights.add_matrix(int(t.type), *_matrices(t), rows, scales)
+            done += _packed_bytes(t)
+            report(done / self.weight_bytes)
         self._stored = []
 
     @property
