@@ -12,12 +12,12 @@ NATIVE_STUB := src/octavo/backends/cpu/_native.pyi
 NATIVE_SOURCES := CMakeLists.txt $(wildcard csrc/* csrc/kernels/*) src/octavo/graph/schema.py
 CPP_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/kernels/*.inl)
 
-.PHONY: serve test lint format bench soak clean help
+.PHONY: serve test test-aarch64 lint format bench soak clean help
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo 'Settings: PYTHON=python3.12, VENV=.venv, ARGS="flags of octavo serve" (serve, bench), SEEDS=5000 (soak)'
 
 serve: $(VENV)/.installed $(VENV)/.model ## install octavo and its built-in model, and serve it at port 8000
@@ -25,6 +25,10 @@ serve: $(VENV)/.installed $(VENV)/.model ## install octavo and its built-in mode
 
 test: lint $(VENV)/.model ## all checks, then the tests
 	$(BIN)/python -m pytest
+
+test-aarch64: build/aarch64/.prepared $(VENV)/.tested-with ## the kernel tests on emulated processors: 64-bit Arm, older x86-64
+	tests/emulated.sh x86 $(abspath $(BIN)/python)
+	tests/emulated.sh aarch64
 
 lint: $(VENV)/.tested-with $(NATIVE_STUB) ## style, types and layers
 	$(BIN)/ruff check .
@@ -78,6 +82,10 @@ $(VENV)/.tested-with: $(VENV)/.installed pyproject.toml
 	$(PIP) install torch==2.13.0
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"], sep="\n")' > $(VENV)/test-requirements.txt
 	$(PIP) install --requirement $(VENV)/test-requirements.txt
+	touch $@
+
+build/aarch64/.prepared: tests/emulated.sh pyproject.toml $(VENV)/.created
+	tests/emulated.sh prepare $(abspath $(BIN)/python)
 	touch $@
 
 # The type checker reads the native module's generated stub beside the sources.

@@ -23,6 +23,7 @@ struct KernelTable {
 const KernelTable &kernels_portable();
 #if OCTAVO_X86
 const KernelTable &kernels_avx2();
+const KernelTable &kernels_avx512();
 const KernelTable &kernels_avx512_bf16();
 #endif
 

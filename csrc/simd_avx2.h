@@ -1,5 +1,8 @@
 // The vector vocabulary on AVX2 with FMA and F16C: 16 lanes as two registers. simd_portable.h documents the names.
 #pragma once
+#if !(__AVX2__ && __FMA__ && __F16C__)
+#error "the translation unit is not compiled for AVX2"
+#endif
 #include <immintrin.h>
 
 #include <bit>

@@ -1,5 +1,5 @@
 // The vector vocabulary in portable C++ (GCC and Clang vector extensions): 16 lanes of 32 bits.
-// Every instruction set offers the same names, so that a kernel is written once. simd_avx512_bf16.h is the twin.
+// Every instruction set offers the same names, so that a kernel is written once. simd_avx2.h and simd_avx512.h are its twins.
 #pragma once
 #include <bit>
 #include <cmath>

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import subprocess
 from pathlib import Path
 
@@ -29,19 +30,20 @@ from octavo.runner.sampling import (
 
 CSRC = Path(__file__).parents[2] / "csrc"
 TOLERANCE = 3e-6  # relative; float32 exponentials and chunk sums
-AVX512_BF16 = ["avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16", "avx2", "fma", "f16c"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
-ISA_FLAGS = {
-    "portable": [],
-    "avx2": AVX2,
-    "avx512_bf16": [f"-m{flag}" for flag in AVX512_BF16] + ["-mprefer-vector-width=512"],
+AVX512 = [*AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq")), "-mprefer-vector-width=512"]
+VOCABULARY_AND_FLAGS: dict[str, tuple[str, list[str]]] = {
+    "portable": ("portable", []),
+    "avx2": ("avx2", AVX2),
+    "avx512": ("avx512", AVX512),
+    "avx512_bf16": ("avx512", [*AVX512, "-mavx512vnni", "-mavx512bf16"]),
 }
 BASE_FLAGS = "-std=c++20 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math"
 RUNNABLE = instruction_sets()
 
 WRAPPER = """
 #define OCTAVO_ISA {isa}
-#include "simd_{isa}.h"
+#include "simd_{vocabulary}.h"
 #include "sampling.h"
 #include "kernels/math.inl"
 #include "kernels/sample.inl"
@@ -108,9 +110,10 @@ class Kernel:
 @functools.cache
 def build(isa: str, directory: Path) -> Kernel:
     source, library = directory / f"{isa}.cpp", directory / f"{isa}.so"
-    source.write_text(WRAPPER.format(isa=isa))
-    flags = [*BASE_FLAGS.split(), *ISA_FLAGS[isa], "-shared", "-fPIC", f"-I{CSRC}"]
-    subprocess.run(["c++", *flags, str(source), "-o", str(library)], check=True)
+    vocabulary, isa_flags = VOCABULARY_AND_FLAGS[isa]
+    source.write_text(WRAPPER.format(isa=isa, vocabulary=vocabulary))
+    flags = [*BASE_FLAGS.split(), *isa_flags, "-shared", "-fPIC", f"-I{CSRC}"]
+    subprocess.run([os.environ.get("CXX", "c++"), *flags, str(source), "-o", str(library)], check=True)
     symbols = subprocess.run(["nm", "-C", str(library)], check=True, capture_output=True, text=True).stdout
     assert " W std::" not in symbols, "a standard template, compiled for one instruction set, would leak to the others"
     return Kernel(ctypes.CDLL(str(library)))

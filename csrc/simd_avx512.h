@@ -1,5 +1,9 @@
-// The vector vocabulary on AVX-512 with VNNI and BF16. simd_portable.h documents the names.
+// The vector vocabulary on AVX-512 F, BW, VL and DQ; with VNNI and BF16 where its translation unit is compiled with them.
+// simd_portable.h documents the names.
 #pragma once
+#if !(__AVX512F__ && __AVX512BW__ && __AVX512VL__ && __AVX512DQ__)
+#error "the translation unit is not compiled for AVX-512"
+#endif
 #include <immintrin.h>
 
 #include <bit>
@@ -57,7 +61,16 @@ OCTAVO_INLINE __m128i load_128(const void *p) { return _mm_loadu_si128(static_ca
 OCTAVO_INLINE I32 widen_u8(const void *p) { return (I32)_mm512_cvtepu8_epi32(load_128(p)); }
 OCTAVO_INLINE I32 widen_i8(const void *p) { return (I32)_mm512_cvtepi8_epi32(load_128(p)); }
 OCTAVO_INLINE F32 load_bf16(const uint16_t *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16)); }
-OCTAVO_INLINE __m256i bf16_bits(F32 x) { return std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
+OCTAVO_INLINE __m256i bf16_bits(F32 x) {  // nearest even
+#if __AVX512BF16__
+  return std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x));
+#else
+  I32 u = (I32)x, high = (I32)_mm512_srli_epi32((__m512i)u, 16);
+  I32 rounded = (I32)_mm512_srli_epi32((__m512i)(u + 0x7fff + (high & 1)), 16);
+  __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)high, _mm512_set1_epi32(64)));
+#endif
+}
 OCTAVO_INLINE void store_bf16(uint16_t *p, F32 x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), bf16_bits(x)); }
 OCTAVO_INLINE F32 load_f16(const uint16_t *p) { return _mm512_cvtph_ps(load_256(p)); }
 OCTAVO_INLINE void store_f16(uint16_t *p, F32 v) {
@@ -72,10 +85,21 @@ OCTAVO_INLINE I32 load_pairs_2x8(const uint16_t *a, const uint16_t *b) {
   return (I32)_mm512_inserti64x4(_mm512_castsi256_si512(load_256(a)), load_256(b), 1);
 }
 
+#if __AVX512VNNI__
 OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) {
   return (I32)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(quad));
 }
 OCTAVO_INLINE I32 dot_u7i8(I32 acc, I32 w, int32_t quad) { return dot_u8i8(acc, w, quad); }
+#else  // as in simd_avx2.h: pairs of products have to fit 16 bits
+OCTAVO_INLINE I32 dot_u7i8(I32 acc, I32 w, int32_t quad) {
+  __m512i pairs = _mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32(quad));
+  return acc + (I32)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+}
+OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) {
+  acc = dot_u7i8(acc, w & 0x7f7f7f7f, quad);
+  return dot_u7i8(acc, w & static_cast<int32_t>(0x80808080), quad);
+}
+#endif
 OCTAVO_INLINE I32 field(I32 w, int shift, int32_t mask) { return (shift < 0 ? w << -shift : w >> shift) & mask; }
 OCTAVO_INLINE I32 lookup(const uint8_t *table, I32 w) {
   return (I32)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_128(table)), (__m512i)w);
@@ -88,7 +112,12 @@ OCTAVO_INLINE F32 byte_to_f32(I32 w) {
 OCTAVO_INLINE F32 bf16_low(I32 w) { return (F32)(w << 16); }
 OCTAVO_INLINE F32 bf16_high(I32 w) { return (F32)(w & static_cast<int32_t>(0xffff0000)); }
 OCTAVO_INLINE F32 dot_bf16(F32 acc, I32 w, uint32_t pair) {
+#if __AVX512BF16__
   return _mm512_dpbf16_ps(acc, std::bit_cast<__m512bh>(w), std::bit_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(pair))));
+#else
+  acc = fma(bf16_low(w), set1(std::bit_cast<float>(pair << 16)), acc);
+  return fma(bf16_high(w), set1(std::bit_cast<float>(pair & 0xffff0000)), acc);
+#endif
 }
 
 }  // namespace octavo::OCTAVO_ISA
