@@ -24,6 +24,7 @@ const KernelTable &kernels_portable();
 #if OCTAVO_X86
 const KernelTable &kernels_avx2();
 const KernelTable &kernels_avx512();
+const KernelTable &kernels_avx512_vnni();
 const KernelTable &kernels_avx512_bf16();
 #endif
 

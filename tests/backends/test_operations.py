@@ -69,7 +69,7 @@ def test_the_forced_instruction_set_is_the_one_that_ran(isa: str) -> None:
         pair = bench.build(bench.g(Linear(x, (bench.weight("w", normal(48, 160), kind),), (None,))))
         for name in ISAS:
             bits[name] += pair.native(name, float_activations=False).rows(8).tobytes()
-    rounding = {name: "fused" if name in ("avx2", "avx512") else name for name in ISAS}
+    rounding = {name: "fused" if name in ("avx2", "avx512", "avx512_vnni") else name for name in ISAS}
     ways = {(rounding[name], bits[name]) for name in ISAS}
     assert len(ways) == len(set(rounding.values())) == len(set(bits.values()))
 

@@ -36,6 +36,7 @@ VOCABULARY_AND_FLAGS: dict[str, tuple[str, list[str]]] = {
     "portable": ("portable", []),
     "avx2": ("avx2", AVX2),
     "avx512": ("avx512", AVX512),
+    "avx512_vnni": ("avx512", [*AVX512, "-mavx512vnni"]),
     "avx512_bf16": ("avx512", [*AVX512, "-mavx512vnni", "-mavx512bf16"]),
 }
 BASE_FLAGS = "-std=c++20 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math"
