@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # A piece longer than this is never built by merging: finding its halves takes time that is quadratic in its length.
 MAX_MERGED_CHARS = 512
 
+_BORDER_INSIDE = re.compile(f"[^{WORD_BORDER}]{WORD_BORDER}")
 _NEVER_FROM_TEXT = (*SPECIAL_TYPES, TokenType.UNUSED)
 
 
@@ -73,6 +75,7 @@ def piece_bpe_encoder(
     added: Sequence[AddedToken],
 ) -> Encoder:
     """SentencePiece's BPE: characters merged over the whole text, unknown ones as bytes. Raises ModelFileError."""
+    from tokenizers import Regex, pre_tokenizers
     from tokenizers.models import BPE
 
     vocab = _vocabulary(table, lambda kind: kind not in _NEVER_FROM_TEXT)
@@ -81,10 +84,12 @@ def piece_bpe_encoder(
         unknown = table.texts[unknown_id]
         vocab[unknown] = unknown_id
     has_bytes = TokenType.BYTE in table.types
-    backend = _build(
-        lambda: BPE(vocab, list(merges), unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes, cache_capacity=0)
-    )
+    backend = _build(lambda: BPE(vocab, list(merges), unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes))
     _normalize(backend, rules)
+    if has_bytes and not any(_BORDER_INSIDE.search(text) for text in vocab):
+        # No piece reaches over the beginning of a word, so words can be merged one by one and remembered. Without
+        # bytes, unknown characters of two words would be one token.
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(f"{WORD_BORDER}*[^{WORD_BORDER}]+"), "isolated")
     return _StretchEncoder(backend, added, _prefixer(rules))
 
 
