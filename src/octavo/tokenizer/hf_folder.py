@@ -270,8 +270,10 @@ class HFFolder:
         backend.no_truncation()
         backend.no_padding()
         # Tokens that only tokenizer_config.json knows; the library numbers them itself, in order after the others.
+        next_id = backend.get_vocab_size()
         for token_id, token in sorted(self._added.items()):
-            if token_id == backend.get_vocab_size() and backend.token_to_id(token.text) is None:
+            if token_id == next_id and backend.token_to_id(token.text) is None:
+                next_id += 1
                 flags = {"lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word}
                 new = tokenizers.AddedToken(token.text, **flags, normalized=False, special=token.special)
                 backend.add_tokens([new])
