@@ -114,6 +114,16 @@ def test_gguf_settings_that_do_not_fit_are_refused(gguf_llama: ModelFiles, key: 
         ("tie_word_embeddings", 1, "tie_word_embeddings is 1"),
         ("rope_parameters", [], r"rope_parameters is \[\]; it must be an object"),
         ("rope_parameters", {"rope_theta": True}, "rope_parameters.rope_theta is True"),
+        (
+            "rope_parameters",
+            {"rope_theta": 1.0},
+            "base of the rotation's frequencies is 1.0; it must be greater than 1",
+        ),
+        (
+            "rope_parameters",
+            {"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 1},
+            "original_max_position_embeddings is 1; it must be a whole number from 2",
+        ),
         ("rope_parameters", {"rope_type": "dynamic", "factor": 2.0}, "kind 'dynamic' is not supported"),
         ("rope_parameters", {"rope_type": "linear"}, "lack rope_parameters.factor"),
         ("rope_parameters", {"rope_type": "longrope"}, "lacks its short factors"),

@@ -53,6 +53,8 @@ def rope_frequencies(s: RopeSettings) -> RopeFrequencies:
     """Raises ModelFileError for a kind of scaling that is not known."""
     if s.rotary_dim % 2:
         raise ModelFileError(f"the number of rotated dimensions is {s.rotary_dim}; pairs are rotated, it must be even")
+    if s.theta <= 1:
+        raise ModelFileError(f"the base of the rotation's frequencies is {s.theta}; it must be greater than 1")
     plain = list(plain_rope(s.rotary_dim, s.theta).frequencies)
     divisors = s.factors("freqs")  # in a GGUF, Llama 3's scaling has become a tensor
     if divisors is not None:
@@ -132,7 +134,7 @@ def _yarn_magnitude(read: Settings, factor: float) -> float:
 def _longrope(s: RopeSettings, plain: list[float]) -> RopeFrequencies:
     """Divisors for short and for long contexts. A server has one length, so one table serves all its requests."""
     read = s.scaling
-    original = read.positive_int("original_max_position_embeddings", "original_context_length")
+    original = read.whole("original_max_position_embeddings", "original_context_length", at_least=2)
     wanted = s.max_position_embeddings if s.wanted_length is None else s.wanted_length
     kind = "long" if wanted > original else "short"
     divisors = s.factors(kind)
