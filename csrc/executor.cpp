@@ -85,13 +85,13 @@ WeightId WeightStore::add_matrix(WeightType type, int experts, int n, int k, std
     executor_->pool().run(&phase, 1, nullptr);
   }
   const float *scales = row_scales.empty() ? nullptr : copy(row_scales);
-  weights_.push_back({type, n, k, to, scales, experts});
+  weights_.push_back({type, n, k, to, PackedWeight::panel_bytes(type, k), scales, experts});
   return static_cast<WeightId>(weights_.size()) - 1;
 }
 
 WeightId WeightStore::add_vector(std::span<const float> values) {
   auto *to = reinterpret_cast<const std::byte *>(copy(values));
-  weights_.push_back({WeightType::F32, static_cast<int>(values.size()), 0, to, nullptr});
+  weights_.push_back({WeightType::F32, static_cast<int>(values.size()), 0, to, 0, nullptr});
   return static_cast<WeightId>(weights_.size()) - 1;
 }
 

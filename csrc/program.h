@@ -128,13 +128,14 @@ struct PackedWeight {
   WeightType type;
   int n, k;
   const std::byte *data;
+  int64_t panel_stride;     // panel_bytes(type, k)
   const float *row_scales;  // [experts * n] factors of the rows, or null
   int experts = 1;
   PackedWeight expert(int e) const {
-    return {type, n, k, panel(e * panels()), row_scales ? row_scales + static_cast<int64_t>(e) * n : nullptr};
+    return {type, n, k, panel(e * panels()), panel_stride, row_scales ? row_scales + static_cast<int64_t>(e) * n : nullptr};
   }
   int panels() const { return (n + kPanel - 1) / kPanel; }
-  const std::byte *panel(int i) const { return data + i * panel_bytes(type, k); }
+  const std::byte *panel(int i) const { return data + i * panel_stride; }
   const float *vector() const { return reinterpret_cast<const float *>(data); }
   static int64_t panel_bytes(WeightType type, int64_t k);
 };

@@ -38,7 +38,6 @@ OCTAVO_INLINE F32 vmax(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 OCTAVO_INLINE F32 vmin(F32 a, F32 b) { return _mm512_min_ps(a, b); }
 OCTAVO_INLINE F32 where_less(F32 a, F32 b, F32 yes, F32 no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
 OCTAVO_INLINE F32 bits_to_f32(I32 v) { return (F32)v; }
-OCTAVO_INLINE I32 f32_bits(F32 v) { return (I32)v; }
 OCTAVO_INLINE F32 to_f32(I32 v) { return _mm512_cvtepi32_ps((__m512i)v); }
 OCTAVO_INLINE F32 round_nearest(F32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 OCTAVO_INLINE I32 to_i32(F32 x) { return (I32)_mm512_cvtps_epi32(x); }

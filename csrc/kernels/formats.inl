@@ -72,38 +72,22 @@ struct ScaledK : Plain {
   OCTAVO_INLINE F32 scale(const std::byte *r, int i) { return half_row(r) * int8_row(r + 32 + i * kPanel); }
 };
 
-template <WeightType T>
-struct Format;
-template <>
-struct Format<WeightType::Q4_0> : Scaled<8> {};
-template <>
-struct Format<WeightType::Q4_1> : Affine {};
-template <>
-struct Format<WeightType::Q5_0> : Scaled<16> {};
-template <>
-struct Format<WeightType::Q5_1> : Affine {};
-template <>
-struct Format<WeightType::Q8_0> : Scaled<128> {};
-template <>
-struct Format<WeightType::U4> : Zeroed {};
-template <>
-struct Format<WeightType::U8> : Zeroed {};
-template <>
-struct Format<WeightType::Q4_K> : AffineK {};
-template <>
-struct Format<WeightType::Q5_K> : AffineK {};
-template <>
-struct Format<WeightType::Q6_K> : ScaledK<32, 2> {};
-template <>
-struct Format<WeightType::Q3_K> : ScaledK<4, 2> {};
-template <>
-struct Format<WeightType::IQ4_NL> : Scaled<128> {
-  static constexpr const uint8_t *kTable = kIq4Codes;
-};
-template <>
-struct Format<WeightType::IQ4_XS> : ScaledK<128, 1> {
-  static constexpr const uint8_t *kTable = kIq4Codes;
-};
+// clang-format off
+template <WeightType T> struct Format;
+template <> struct Format<WeightType::Q4_0> : Scaled<8> {};
+template <> struct Format<WeightType::Q4_1> : Affine {};
+template <> struct Format<WeightType::Q5_0> : Scaled<16> {};
+template <> struct Format<WeightType::Q5_1> : Affine {};
+template <> struct Format<WeightType::Q8_0> : Scaled<128> {};
+template <> struct Format<WeightType::U4> : Zeroed {};
+template <> struct Format<WeightType::U8> : Zeroed {};
+template <> struct Format<WeightType::Q4_K> : AffineK {};
+template <> struct Format<WeightType::Q5_K> : AffineK {};
+template <> struct Format<WeightType::Q6_K> : ScaledK<32, 2> {};
+template <> struct Format<WeightType::Q3_K> : ScaledK<4, 2> {};
+template <> struct Format<WeightType::IQ4_NL> : Scaled<128> { static constexpr const uint8_t *kTable = kIq4Codes; };
+template <> struct Format<WeightType::IQ4_XS> : ScaledK<128, 1> { static constexpr const uint8_t *kTable = kIq4Codes; };
+// clang-format on
 template <>
 struct Format<WeightType::INT8> : Plain {
   static constexpr int kZero = 128;
@@ -142,19 +126,23 @@ struct Blocks {
   }
 };
 
-// e4m3 numbers, one in the low byte of each half of a lane, as bfloat16, exactly: the exponent's bias differs by 120.
-// NaN counts as 480.
-OCTAVO_INLINE I32 e4m3_to_bf16(I32 v) {
-  F32 scale = set1(0x1p120f);
-  F32 lo = bits_to_f32(field(v, -20, 0x07f00000) | field(v, -24, static_cast<int32_t>(0x80000000))) * scale;
-  F32 hi = bits_to_f32(field(v, -4, 0x07f00000) | field(v, -8, static_cast<int32_t>(0x80000000))) * scale;
-  return field(f32_bits(lo), 16, 0xffff) | field(f32_bits(hi), 0, static_cast<int32_t>(0xffff0000));
-}
-// Inputs 0 and 1, and 2 and 3, of a group of four as pairs of bfloat16.
+// e4m3 to bfloat16, byte by byte: above 2^-6 the upper byte follows from the upper 3 bits of the magnitude and the lower
+// byte is the lower 4; the 16 magnitudes below 2^-5 are looked up. (Arithmetic on float subnormals would be exact and
+// wait for microcode.)
+alignas(16) inline constexpr uint8_t kFp8Upper[16] = {0, 61, 62, 63, 64, 65, 66, 67};
+alignas(16) inline constexpr uint8_t kFp8Small[16] = {255};  // a mask
+alignas(16) inline constexpr uint8_t kFp8SmallUpper[16] = {0, 59, 59, 59, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60};
+alignas(16) inline constexpr uint8_t kFp8SmallLower[16] = {0, 0x10, 0xa0, 0xf0, 0x40, 0x70, 0x20, 0x10};  // what differs
+
+// Inputs 0 and 1, and 2 and 3, of a group of four as pairs of bfloat16, exactly; NaN counts as 480.
 OCTAVO_INLINE void fp8_pairs(const std::byte *group, I32 &first, I32 &second) {
-  I32 v = load_words(group);
-  first = e4m3_to_bf16(v);
-  second = e4m3_to_bf16(field(v, 8, 0x00ff00ff));
+  constexpr auto odd_bytes = static_cast<int32_t>(0xff00ff00);
+  I32 v = load_words(group), high = field(v, 4, 7 * kEachByte), low = field(v, 0, 15 * kEachByte);
+  I32 small = lookup(kFp8Small, high);
+  I32 upper = field(v, 0, static_cast<int32_t>(0x80808080)) | lookup(kFp8Upper, high) | (lookup(kFp8SmallUpper, low) & small);
+  I32 lower = field(v, -4, static_cast<int32_t>(0xf0f0f0f0)) ^ (lookup(kFp8SmallLower, low) & small);
+  first = field(lower, 0, ~odd_bytes) | field(upper, -8, odd_bytes);
+  second = field(lower, 8, ~odd_bytes) | field(upper, 0, odd_bytes);
 }
 inline constexpr int kFp8Block = 128;
 OCTAVO_INLINE F32 fp8_scale(const std::byte *panel, int k, int unit) {

@@ -91,42 +91,37 @@ template <WeightType T, int M>
 static void tile_bf16(const Tile &t) {
   constexpr int P = kTilePanels;
   constexpr bool fp8 = T != WeightType::BF16, scaled = T == WeightType::FP8_E4M3_BLOCK;
-  F32 f[M][P], unscaled[M][P];
+  const int pairs = (t.k + 1) / 2, span = scaled ? kFp8Block / 2 : pairs;  // pairs that share a scale
+  F32 f[M][P];
   for (int m = 0; m < M; m++)
-    for (int p = 0; p < P; p++) f[m][p] = unscaled[m][p] = zero();
-  auto multiply = [&](const I32 *v, int pair) __attribute__((always_inline)) {
-    OCTAVO_UNROLL(8)
-    for (int m = 0; m < M; m++) {
-      auto a = word<uint32_t>(t.rows[m] + pair * 4);
-      OCTAVO_UNROLL(2)
-      for (int p = 0; p < P; p++) {
-        F32 &sum = scaled ? unscaled[m][p] : f[m][p];
-        sum = dot_bf16(sum, v[p], a);
+    for (int p = 0; p < P; p++) f[m][p] = zero();
+  for (int begin = 0; begin < pairs; begin += span) {
+    F32 sum[M][P];
+    for (int m = 0; m < M; m++)
+      for (int p = 0; p < P; p++) sum[m][p] = zero();
+    auto multiply = [&](const I32 *v, int pair) __attribute__((always_inline)) {
+      OCTAVO_UNROLL(8)
+      for (int m = 0; m < M; m++) {
+        auto a = word<uint32_t>(t.rows[m] + pair * 4);
+        OCTAVO_UNROLL(2)
+        for (int p = 0; p < P; p++) sum[m][p] = dot_bf16(sum[m][p], v[p], a);
       }
-    }
-  };
-  int pairs = (t.k + 1) / 2;
-  for (int pair = 0; pair < pairs; pair += fp8 ? 2 : 1) {
-    I32 v[P], next[P];
-    for (int p = 0; p < P; p++) {
-      if constexpr (fp8) {
-        fp8_pairs(t.panels[p] + pair / 2 * 64, v[p], next[p]);
-      } else {
-        v[p] = load_words(t.panels[p] + pair * 64);
-      }
-    }
-    multiply(v, pair);
-    if (fp8 && pair + 1 < pairs) multiply(next, pair + 1);
-    if constexpr (scaled) {
-      if ((pair + 2) % (kFp8Block / 2)) continue;
+    };
+    for (int pair = begin; pair < begin + span; pair += fp8 ? 2 : 1) {
+      I32 v[P], next[P];
       for (int p = 0; p < P; p++) {
-        F32 scale = fp8_scale(t.panels[p], t.k, pair / (kFp8Block / 2));
-        OCTAVO_UNROLL(8)
-        for (int m = 0; m < M; m++) {
-          f[m][p] = fma(scale, unscaled[m][p], f[m][p]);
-          unscaled[m][p] = zero();
+        if constexpr (fp8) {
+          fp8_pairs(t.panels[p] + pair / 2 * 64, v[p], next[p]);
+        } else {
+          v[p] = load_words(t.panels[p] + pair * 64);
         }
       }
+      multiply(v, pair);
+      if (fp8 && pair + 1 < pairs) multiply(next, pair + 1);
+    }
+    for (int p = 0; p < P; p++) {
+      F32 scale = scaled ? fp8_scale(t.panels[p], t.k, begin / span) : set1(1.0f);
+      for (int m = 0; m < M; m++) f[m][p] = scaled ? fma(scale, sum[m][p], f[m][p]) : sum[m][p];
     }
   }
   for (int m = 0; m < M; m++)
@@ -176,14 +171,15 @@ static constexpr TileFunction tile_function(Storage storage) {
 // are constants: one made at load would run this instruction set's code on processors that lack it.
 struct Tiles {
   TileFunction one, two, four, full;
+  Expand expand;
   TileFunction of(int rows) const { return rows == 1 ? one : rows == 2 ? two : rows <= 4 ? four : full; }
 };
 
 template <WeightType T>
 static const Tiles &tiles_of(Storage storage) {
-#define OCTAVO_TILES(S)                                                                                   \
-  {                                                                                                       \
-    tile_function<T, 1>(S), tile_function<T, 2>(S), tile_function<T, 4>(S), tile_function<T, kRowTile>(S) \
+#define OCTAVO_TILES(S)                                                                                              \
+  {                                                                                                                  \
+    tile_function<T, 1>(S), tile_function<T, 2>(S), tile_function<T, 4>(S), tile_function<T, kRowTile>(S), expand<T> \
   }
   static constexpr Tiles tiles[] = {OCTAVO_TILES(Storage::FLOAT32), OCTAVO_TILES(Storage::BFLOAT16), OCTAVO_TILES(Storage::INT8_BLOCKS)};
 #undef OCTAVO_TILES
@@ -207,12 +203,13 @@ OCTAVO_INLINE int rows_a_tile(Storage storage) { return storage == Storage::INT8
 static void multiply_tile(const PackedWeight &w, Storage storage, int panel, const std::byte *const *rows, int count, float *out) {
   bool twice = storage == Storage::INT8_TWICE;
   int used = twice ? 2 * count : count, next = panel + 1 < w.panels() ? panel + 1 : panel;
-  Tile t{{w.panel(panel), w.panel(next)}, {}, w.k, expand_of(w.type), out};
+  const Tiles &tiles = tiles_for(w.type, storage);
+  Tile t{{w.panel(panel), w.panel(next)}, {}, w.k, tiles.expand, out};
   for (int i = 0; i < kRowTile; i++) {
     int m = i < used ? i : used - 1;
     t.rows[i] = twice ? rows[m / 2] + m % 2 * int8_row_bytes(w.k) : rows[m];
   }
-  tiles_for(w.type, storage).of(used)(t);
+  tiles.of(used)(t);
   for (int i = 0; twice && i < count; i++) {
     float *codes = out + 2 * i * kTileColumns;
     combine(out + i * kTileColumns, codes, codes + kTileColumns, kTileColumns, [](F32 a, F32 b) { return a + b; });
