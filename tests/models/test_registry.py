@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,12 @@ def test_hf_settings_that_do_not_fit_are_refused(hf_llama: ModelFiles, key: str,
     ("key", "value", "message"),
     [
         ("num_experts", HUGE, "num_experts is 2147483647; it must be a whole number from 1 to 4,096"),
-        ("num_experts", 4, "mlp.gate.weight .for blk.0.ffn_gate_inp.weight. has shape"),
+        (
+            "num_experts",
+            4,
+            "experts.3.gate_proj.weight .* is missing; .40, 64. is needed",
+        ),
+        ("num_experts", 2, "mlp.gate.weight .for blk.0.ffn_gate_inp.weight. has shape"),
         ("num_experts_per_tok", 4, "num_experts_per_tok is 4; it must be a whole number from 1 to 3"),
         ("moe_intermediate_size", 41, "experts.0.gate_proj.weight .for blk.0.ffn_gate_exps.weight. has shape"),
         ("decoder_sparse_step", 0, "decoder_sparse_step is 0"),
@@ -163,6 +169,16 @@ def test_settings_of_experts_that_do_not_fit_are_refused(
     hf_experts: ModelFiles, key: str, value: Any, message: str
 ) -> None:
     refuse(changed(hf_experts, key, value), message)
+
+
+def test_a_small_file_that_claims_many_layers_and_experts_costs_nothing(hf_experts: ModelFiles) -> None:
+    filler = {f"filler.{i}": (1,) for i in range(20_000)}
+    claims = {"num_hidden_layers": 20_000, "num_experts": 4096, "layer_types": None}
+    files = replace(hf_experts, config={**hf_experts.config, **claims}, shapes={**hf_experts.shapes, **filler})
+    tracemalloc.start()
+    refuse(files, "experts.3.gate_proj.weight .for blk.0.ffn_gate_exps.weight. is missing")
+    assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from octavo.core.errors import ModelFileError
 from octavo.core.records import KVGroup
 from octavo.core.tensor_source import RowPattern, TensorSource
 from octavo.graph.builder import GraphBuilder
@@ -45,7 +46,7 @@ from octavo.models.rope import RopeFrequencies
 from octavo.models.settings import Settings
 
 MAX_KV_GROUPS = 8
-MAX_EXPERTS = 4096  # far above any model's: a damaged file must not become millions of names
+MAX_EXPERTS = 4096  # far above any model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +188,19 @@ class Decoder:
     # ---- weights ----
 
     def weight(self, name: str, shape: tuple[int, ...], kind: str = "weight", *, add: float = 0.0) -> Weight:
-        """Declare `name`.`kind` and note where it lies."""
+        """Declare `name`.`kind` and note where it lies. Raises ModelFileError if it is missing: at once, or a few wrong
+        numbers in a small file would become millions of names.
+        """
         full = f"{name}.{kind}"
         source = self._locate(name, kind)
         if len(shape) == 3 and "{e}" in source.names[0]:
             source = replace(source, names=tuple(source.names[0].replace("{e}", str(e)) for e in range(shape[0])))
+        missing = next((stored for stored in source.names if stored not in self._files.shapes), None)
+        if missing is not None:
+            where = "" if missing == full else f" (for {full})"
+            raise ModelFileError(
+                f"tensor {missing}{where} is missing; {list(shape if len(source.names) == 1 else shape[1:])} is needed"
+            )
         self._sources[full] = replace(source, add=add)
         return Weight(full, shape)
 

@@ -97,19 +97,18 @@ def build_model(files: ModelFiles) -> Model:
 def _check_source(files: ModelFiles, name: str, shape: tuple[int, ...], source: TensorSource) -> None:
     """That what lies at a source is what the graph needs."""
     for stored in source.names:
-        found = files.shapes.get(stored)
+        found = files.shapes[stored]
         needed = shape if len(source.names) == 1 else shape[1:]
         rows_at = -2 if len(needed) > 1 else -1
         if source.transposed:
             needed = (*needed[:-2], needed[-1], needed[-2])
             rows_at = -1
-        if found is not None and source.rows is not None and len(found) == len(needed):
+        if source.rows is not None and len(found) == len(needed):
             whole = list(needed)
             whole[rows_at] = found[rows_at]
             if source.rows.num_rows == needed[rows_at] and source.rows.end <= found[rows_at]:
                 needed = tuple(whole)
         squeezed = needed[1:] if needed[0] == 1 else needed  # by converters of 2024: Qwen2-MoE's gate of one row
         if found not in (needed, squeezed):
-            what = "is missing" if found is None else f"has shape {list(found)}"
             where = "" if stored == name else f" (for {name})"
-            raise ModelFileError(f"tensor {stored}{where} {what}; {list(needed)} is needed")
+            raise ModelFileError(f"tensor {stored}{where} has shape {list(found)}; {list(needed)} is needed")
