@@ -72,13 +72,15 @@ const float *WeightStore::copy(std::span<const float> values) {
 
 WeightId WeightStore::add_matrix(WeightType type, int experts, int n, int k, std::span<const std::byte> rows,
                                  std::span<const float> row_scales) {
+  int64_t bytes = n * file_row_bytes(type, k), all_rows = static_cast<int64_t>(experts) * n;
+  if (static_cast<int64_t>(rows.size()) != experts * bytes || (!row_scales.empty() && static_cast<int64_t>(row_scales.size()) != all_rows))
+    throw std::invalid_argument("a matrix has another number of bytes or row scales than its shape says");
   std::byte *to = take(experts * matrix_bytes(type, n, k));
   auto run = [](const void *j, const void *, int chunk, void *) {
     const auto &job = *static_cast<const PackJob *>(j);
     int panels = (job.n + kPanel - 1) / kPanel;
     for (int p = chunk * 16; p < std::min(panels, chunk * 16 + 16); p++) pack_panel(job, p);
   };
-  size_t bytes = rows.size() / experts;
   for (int e = 0; e < experts; e++) {
     PackJob job{type, n, k, rows.data() + e * bytes, to + e * matrix_bytes(type, n, k)};
     Phase phase{run, &job, (n + 16 * kPanel - 1) / (16 * kPanel)};

@@ -26,7 +26,7 @@ class WeightStore {
   static int64_t matrix_bytes(WeightType type, int64_t n, int64_t k);
   static int64_t vector_bytes(int64_t n);
   // rows: the matrix as the file has it, row by row, expert by expert. row_scales: [experts * n], or empty. Returns the
-  // weight's id.
+  // weight's id. Throws std::invalid_argument if their sizes are others.
   WeightId add_matrix(WeightType type, int experts, int n, int k, std::span<const std::byte> rows, std::span<const float> row_scales);
   WeightId add_vector(std::span<const float> values);
   const std::vector<PackedWeight> &weights() const { return weights_; }

@@ -57,26 +57,35 @@ struct RecordLane {
   void byte(int at, int value) { record[at + row] = static_cast<std::byte>(value); }
 };
 
-int file_block_bytes(WeightType type) {
+struct FileBlock {
+  int inputs, bytes;
+};
+
+FileBlock file_block(WeightType type) {
   using enum WeightType;
   switch (type) {
+    case F32: return {1, 4};
+    case F16:
+    case BF16: return {1, 2};
+    case FP8_E4M3: return {1, 1};
+    case FP8_E4M3_BLOCK: return {kFp8Block, 4 + kFp8Block};
     case Q4_0:
-    case IQ4_NL: return 18;
+    case IQ4_NL: return {32, 18};
     case Q4_1:
-    case U4: return 20;
-    case Q5_0: return 22;
-    case Q5_1: return 24;
-    case Q8_0: return 34;
-    case INT8: return 32;
-    case U8: return 36;
-    case Q2_K: return 84;
-    case Q3_K: return 110;
-    case Q4_K: return 144;
-    case Q5_K: return 176;
-    case Q6_K: return 210;
-    case IQ4_XS: return 136;
-    default: throw std::invalid_argument("not a type of blocks");
+    case U4: return {32, 20};
+    case Q5_0: return {32, 22};
+    case Q5_1: return {32, 24};
+    case Q8_0: return {32, 34};
+    case INT8: return {32, 32};
+    case U8: return {32, 36};
+    case Q2_K: return {256, 84};
+    case Q3_K: return {256, 110};
+    case Q4_K: return {256, 144};
+    case Q5_K: return {256, 176};
+    case Q6_K: return {256, 210};
+    case IQ4_XS: return {256, 136};
   }
+  throw std::invalid_argument("unknown weight type");
 }
 
 // A block of the file: its codes (zeros before), unsigned, and its scales.
@@ -157,7 +166,7 @@ void unpack(WeightType type, const uint8_t *from, uint8_t *codes, RecordLane to)
 
 void pack_blocks(const PackJob &job, const std::byte *rows, int count, std::byte *to) {
   BlockLayout layout = block_layout(job.type);
-  int file_bytes = file_block_bytes(job.type), units = job.k / layout.unit, blocks = layout.unit / kBlock;
+  int file_bytes = file_block(job.type).bytes, units = job.k / layout.unit, blocks = layout.unit / kBlock;
   std::byte *records = to + job.k / kBlock * layout.code_bytes();
   for (int r = 0; r < count; r++)
     for (int u = 0; u < units; u++) {
@@ -201,25 +210,27 @@ int64_t PackedWeight::panel_bytes(WeightType type, int64_t k) {
   }
 }
 
+int64_t file_row_bytes(WeightType type, int64_t k) {
+  FileBlock block = file_block(type);
+  if (k % block.inputs) throw std::invalid_argument("a row is not whole blocks");
+  return k / block.inputs * block.bytes;
+}
+
 void pack_panel(const PackJob &job, int panel) {
   std::byte *to = job.to + panel * PackedWeight::panel_bytes(job.type, job.k);
+  const std::byte *rows = job.rows + static_cast<int64_t>(panel) * kPanel * file_row_bytes(job.type, job.k);
   int count = std::min(kPanel, job.n - panel * kPanel);
   auto floats = [&](int64_t element, auto place) {
     for (int r = 0; r < count; r++)
-      for (int k = 0; k < job.k; k++)
-        std::memcpy(to + place(k, r), job.rows + ((static_cast<int64_t>(panel) * kPanel + r) * job.k + k) * element, element);
+      for (int k = 0; k < job.k; k++) std::memcpy(to + place(k, r), rows + (static_cast<int64_t>(r) * job.k + k) * element, element);
   };
   switch (job.type) {
     case WeightType::F32: return floats(4, [](int64_t k, int r) { return (k * kPanel + r) * 4; });
     case WeightType::F16: return floats(2, [](int64_t k, int r) { return (k * kPanel + r) * 2; });
     case WeightType::BF16: return floats(2, [](int64_t k, int r) { return ((k / 2 * kPanel + r) * 2 + k % 2) * 2; });
-    case WeightType::FP8_E4M3: return pack_fp8(job, job.rows + static_cast<int64_t>(panel) * kPanel * job.k, count, to);
-    case WeightType::FP8_E4M3_BLOCK:
-      return pack_fp8(job, job.rows + static_cast<int64_t>(panel) * kPanel * (job.k / kFp8Block) * (kFp8Block + 4), count, to);
-    default:
-      return pack_blocks(
-          job, job.rows + static_cast<int64_t>(panel) * kPanel * (job.k / block_layout(job.type).unit) * file_block_bytes(job.type), count,
-          to);
+    case WeightType::FP8_E4M3:
+    case WeightType::FP8_E4M3_BLOCK: return pack_fp8(job, rows, count, to);
+    default: return pack_blocks(job, rows, count, to);
   }
 }
 

@@ -11,6 +11,9 @@ struct PackJob {
   std::byte *to;          // panels, zeros before
 };
 
+// Bytes of a row of k inputs in the file. Throws std::invalid_argument if they are not whole blocks.
+int64_t file_row_bytes(WeightType type, int64_t k);
+
 // Packs rows [16 * panel, 16 * panel + 16) of the job's matrix.
 void pack_panel(const PackJob &job, int panel);
 

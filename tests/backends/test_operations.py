@@ -427,6 +427,24 @@ for attempt in (lambda: create_executor("{isa}", 1000), lambda: pair.native("{is
     assert "does not give memory for 1,000,000 cache blocks" in done.stdout
 
 
+@pytest.mark.parametrize("kind", ALL_TYPES)
+def test_a_matrix_of_another_size_than_its_shape_says_is_refused(isa: str, kind: WeightType) -> None:
+    k = FORMATS[kind].block_length
+    store = _native.WeightStore(create_executor(isa, 1), 1 << 20)
+    rows, scales = np.zeros(34 * row_bytes(kind, k), np.uint8), np.zeros(34, np.float32)
+    for wrong_rows, wrong_scales in (
+        (rows[:-1], scales),
+        (np.zeros(len(rows) + 1, np.uint8), scales[:0]),
+        (rows, scales[1:]),
+    ):
+        with pytest.raises(ValueError, match="another number of bytes or row scales than its shape says"):
+            store.add_matrix(int(kind), 2, 17, k, wrong_rows, wrong_scales)
+    if k > 1:
+        with pytest.raises(ValueError, match="whole blocks"):
+            store.add_matrix(int(kind), 2, 17, k - 1, rows, scales)
+    assert store.add_matrix(int(kind), 2, 17, k, rows, scales) == 0
+
+
 def test_weights_take_whole_panels(isa: str) -> None:
     assert _native.vector_bytes(3) == 64
     assert _native.matrix_bytes(int(WeightType.Q4_0), 17, 32) == 2 * (256 + 64)
