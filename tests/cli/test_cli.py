@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import http.server
 import io
 import os
@@ -47,14 +48,16 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def test_every_engine_flag_reaches_the_configuration() -> None:
-    assert config_of(
-        *(MODEL, "--served-model-name=m", "--max-model-len=4K", "--block-size=32", "--kv-cache-dtype=float16"),
-        *("--activation-dtype=float32", "--isa=avx512", "--threads=2", "--max-num-batched-tokens=1k"),
-        *("--max-num-seqs=8", "--gpu-memory-utilization=0.5", "--kv-cache-memory-bytes=1.5G"),
-        *("--num-gpu-blocks-override=99", "--no-enable-prefix-caching", "--seed=3"),
-    ) == EngineConfig(
+    expected = EngineConfig(
         model=MODEL,
         served_model_name="m",
+        tokenizer=MODEL,
+        download_dir="d",
+        dtype="half",
+        quantization="q4_k",
+        hf_overrides={"a": {"b": 1}},
+        generation_config="vllm",
+        override_generation_config={"top_k": 5},
         max_model_len=4096,
         block_size=32,
         kv_cache_dtype="float16",
@@ -63,12 +66,27 @@ def test_every_engine_flag_reaches_the_configuration() -> None:
         threads=2,
         max_num_batched_tokens=1000,
         max_num_seqs=8,
+        long_prefill_token_threshold=64,
         memory_utilization=0.5,
         kv_cache_memory_bytes=3 << 29,
         num_blocks_override=99,
         enable_prefix_caching=False,
         seed=3,
     )
+    default = EngineConfig()
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    # A revision goes with a hub name only, and is gone when the model has been found.
+    assert [name for name in names if getattr(expected, name) == getattr(default, name)] == ["revision"]
+    found = config_of(
+        *(MODEL, "--served-model-name=m", "--tokenizer", MODEL, "--download-dir=d", "--dtype=half", "-q", "q4_k"),
+        *("--hf-overrides", '{"a": {"b": 1}}', "--generation-config=vllm"),
+        *("--override-generation-config", '{"top_k": 5}', "--long-prefill-token-threshold=64"),
+        *("--max-model-len=4K", "--block-size=32", "--kv-cache-dtype=float16"),
+        *("--activation-dtype=float32", "--isa=avx512", "--threads=2", "--max-num-batched-tokens=1k"),
+        *("--max-num-seqs=8", "--gpu-memory-utilization=0.5", "--kv-cache-memory-bytes=1.5G"),
+        *("--num-gpu-blocks-override=99", "--no-enable-prefix-caching", "--seed=3"),
+    )
+    assert found == expected
 
 
 def test_without_flags_the_configuration_has_its_own_defaults() -> None:
@@ -121,6 +139,13 @@ def test_a_misspelt_flag_suggests_the_right_one(capsys: pytest.CaptureFixture[st
         (["serve", "--max-num-seqs", "0", MODEL], "--max-num-seqs is 0; it must be at least 1"),
         (["serve", "/dev/null"], "'/dev/null' is no regular file"),
         (["serve", "--max-model-len", "4X"], "4K (4096)"),
+        (["serve", "--hf-overrides", "[1]"], "'[1]' is not a JSON object"),
+        (["serve", "--hf-overrides", f'{{"a": {2**70}}}'], "it must be a plain JSON object: can't serialize ints"),
+        (["serve", "--revision", "v1", MODEL], "--revision is 'v1', but"),
+        (
+            ["complete", "hi", "--generation-config", "/nowhere", MODEL],
+            '"vllm", a file or a folder with generation_config',
+        ),
         (["serve", "/nowhere/x.gguf"], "'/nowhere/x.gguf' does not exist"),
         (["complete", "hello", "/nowhere/x.gguf"], "does not exist"),
         (["complete", "hello", "--max-tokens", "3", "/nowhere/x.gguf"], "does not exist"),

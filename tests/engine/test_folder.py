@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import LLM, SamplingParams
 from octavo.core.config import EngineConfig
-from octavo.core.errors import ConfigError, ModelFileError
+from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
 from octavo.engine.loader import load_model
 from octavo.engine.packing import packed
 from octavo.quantization.formats import WeightType
@@ -83,6 +84,10 @@ def test_packing_what_is_packed_is_refused(tmp_path: Path) -> None:
     path = write_tiny_llama(tmp_path / "q8.gguf", TinyLlama(type=WeightType.Q8_0))
     with pytest.raises(ConfigError, match=r"packed already \(Q8_0\): leave it out"):
         types(path, quantization="q4_0")
+    moe = write_tiny_llama(tmp_path / "moe.gguf", TinyLlama(type=WeightType.Q8_0, num_experts=4))
+    assert types(moe)["blk.0.ffn_gate_inp.weight"] == WeightType.F32, "a router is a float matrix"
+    with pytest.raises(ConfigError, match=r"packed already \(Q8_0\): leave it out"):
+        types(moe, quantization="q4_0")
 
 
 def test_a_method_that_the_checkpoint_does_not_have_is_refused(folder: Path) -> None:
@@ -107,6 +112,30 @@ def test_overrides_change_the_model_and_nonsense_is_refused(folder: Path) -> Non
     assert scaled != generate(folder)
     with pytest.raises(ModelFileError, match="'nonsense' is not supported"):
         generate(folder, hf_overrides={"rope_parameters": {"rope_type": "nonsense"}})
+
+
+def test_what_does_not_go_together_is_said_at_the_start(folder: Path, tmp_path: Path) -> None:
+    larger = write_tiny_folder(tmp_path / "larger")
+    (larger / "added_tokens.json").unlink(missing_ok=True)
+    config = json.loads((larger / "tokenizer_config.json").read_text())
+    entry = {"content": "<more>", "special": True}
+    (larger / "tokenizer_config.json").write_text(json.dumps({**config, "added_tokens_decoder": {"257": entry}}))
+    with LLM(
+        str(folder),
+        tokenizer=str(larger),
+        hf_overrides={"rope_thetta": 1.0},
+        override_generation_config={"eos_token_id": 999},
+        max_model_len=128,
+        threads=1,
+    ) as llm:
+        warnings = llm._engine.info.warnings
+        with pytest.raises(InvalidRequestError, match="token id 257; ids of this model go from 0 to 256"):
+            llm.generate("<more>")
+    assert any("the tokenizer has 258 tokens, but the model knows 257" in w for w in warnings)
+    assert any("cannot end a reply with token 999: its ids go to 256" in w for w in warnings)
+    assert any("--hf-overrides sets 'rope_thetta', which this model's settings do not have" in w for w in warnings)
+    with LLM(str(folder), max_model_len=128, threads=1) as llm:
+        assert not any("token" in w or "overrides" in w for w in llm._engine.info.warnings)
 
 
 def test_the_length_follows_from_rope_scaling(tmp_path: Path) -> None:

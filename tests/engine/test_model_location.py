@@ -8,6 +8,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, ModelFileError
 from octavo.engine import model_location
 from octavo.engine.model_location import locate_model
+from octavo.weights import hub
 
 
 def test_a_missing_model_is_named_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +29,29 @@ def test_a_model_is_served_under_its_files_name(tmp_path: Path, given: str, name
     assert (located.model, located.served_model_name) == (str(path), name)
     assert locate_model(located) == located
     assert locate_model(EngineConfig(str(path), served_model_name="mine")).served_model_name == "mine"
+
+
+def test_a_revision_of_what_is_here_already_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--revision is 'v2', but .* is on this machine and has none: leave it out"):
+        locate_model(EngineConfig(str(tmp_path), revision="v2"))
+
+
+def test_a_tokenizer_of_the_hub_has_a_revision_of_its_own_and_needs_no_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fetch(name: str, revision: str | None, folder: str | None, *, tokenizer_only: bool) -> Path:
+        asked.append((name, revision, tokenizer_only))
+        return tmp_path / name
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    located = locate_model(EngineConfig("a/model", tokenizer="b/tokenizer", revision="v2"))
+    assert asked == [("a/model", "v2", False), ("b/tokenizer", None, True)]
+    assert (located.model, located.tokenizer) == (str(tmp_path / "a/model"), str(tmp_path / "b/tokenizer"))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/model", ""])
+def test_a_path_that_cannot_be_is_one_clear_line(name: str) -> None:
+    with pytest.raises(ModelFileError, match=r"check the path|does not exist"):
+        locate_model(EngineConfig(name))

@@ -12,7 +12,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import InvalidRequestError, ModelFileError
 from octavo.core.records import EngineStats, FinishReason, Request, RequestOutput, TokenLogprobs
 from octavo.engine.frontend import Frontend
-from octavo.engine.generation_config import GenerationDefaults
+from octavo.engine.generation_config import GenerationDefaults, load_generation_defaults
 from octavo.engine.messages import EngineInfo
 from octavo.engine.text_side import TextSide
 from octavo.tokenizer.chat_template import ChatTemplate
@@ -39,8 +39,9 @@ class ByteTokenizer:
         return b"" if skip_special_tokens and token_id == EOS else self.token_bytes[token_id]
 
 
-def text_side(_: EngineConfig | None = None) -> TextSide:
-    return TextSide(ByteTokenizer(), ChatTemplate(TEMPLATE, "", "<eos>"), GenerationDefaults({}))
+def text_side(config: EngineConfig | None = None) -> TextSide:
+    defaults = GenerationDefaults({}) if config is None else load_generation_defaults(config)
+    return TextSide(ByteTokenizer(), ChatTemplate(TEMPLATE, "", "<eos>"), defaults)
 
 
 def frontend(info: EngineInfo, seed: int = 0) -> Frontend:

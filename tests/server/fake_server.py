@@ -1,7 +1,11 @@
-"""`python -m tests.server.fake_server PORT STEP_SECONDS [MODEL]`: `octavo serve` as it is, over the fake engine."""
+"""`python -m tests.server.fake_server PORT STEP_SECONDS [MODEL [DEFAULTS]]`: `octavo serve` over the fake engine.
+
+DEFAULTS: --override-generation-config.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 
 from octavo.cli.main import exit_code
@@ -11,6 +15,7 @@ from tests.server.fake_engine import text_side
 from tests.server.harness import fake_engine_command
 
 if __name__ == "__main__":
-    port, step_seconds, model = int(sys.argv[1]), float(sys.argv[2]), (sys.argv[3:] or ["echo"])[0]
-    command = fake_engine_command(step_seconds)
-    sys.exit(exit_code(lambda: serve(EngineConfig(model), "127.0.0.1", port, command, text_side)))
+    port, step_seconds, model, defaults = [*sys.argv[1:], *["0", "0", "echo", "{}"][len(sys.argv) - 1 :]]
+    config = EngineConfig(model, override_generation_config=json.loads(defaults))
+    command = fake_engine_command(float(step_seconds))
+    sys.exit(exit_code(lambda: serve(config, "127.0.0.1", int(port), command, text_side)))

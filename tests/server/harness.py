@@ -82,8 +82,9 @@ def server(command: Sequence[str]) -> Iterator[ServerProcess]:
         popen.stdout.close()
 
 
-def fake_server(step_seconds: float = 0.0, port: int = 0) -> Iterator[ServerProcess]:
-    with server([sys.executable, "-m", "tests.server.fake_server", str(port), str(step_seconds)]) as process:
+def fake_server(step_seconds: float = 0.0, port: int = 0, defaults: str = "{}") -> Iterator[ServerProcess]:
+    arguments = [str(port), str(step_seconds), "echo", defaults]
+    with server([sys.executable, "-m", "tests.server.fake_server", *arguments]) as process:
         yield process
 
 

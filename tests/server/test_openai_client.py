@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.server.fake_engine import EOS, MODEL_NAME
-from tests.server.harness import ServerProcess, metric, openai_client, wait_until
+from tests.server.harness import ServerProcess, fake_server, metric, openai_client, wait_until
 
 USER = [{"role": "user", "content": "hello"}]
 PROMPT_TEXT = "user:hello\n>"  # what the fake's template makes of USER
@@ -55,6 +55,23 @@ def test_without_max_tokens_a_chat_may_fill_the_model_and_a_completion_gets_16(c
     nearly_full = client.completions.create(model=MODEL_NAME, prompt="a" * 1020)
     assert nearly_full.usage is not None
     assert nearly_full.usage.completion_tokens == 4
+
+
+def test_a_default_of_the_makers_gives_way_to_what_fits_and_to_what_is_asked() -> None:
+    for process in fake_server(defaults='{"max_new_tokens": 1000}'):
+        client = openai_client(process)
+        chat = client.chat.completions.create(model=MODEL_NAME, messages=USER)
+        assert chat.usage is not None
+        assert chat.usage.completion_tokens == 1000
+        long = [{"role": "user", "content": "x" * 500}]
+        assert client.chat.completions.create(model=MODEL_NAME, messages=long).usage.total_tokens == 1024
+        assert client.completions.create(model=MODEL_NAME, prompt="x" * 500).usage.total_tokens == 1024
+        for asked in ({"max_tokens": 5}, {"max_completion_tokens": 5}):
+            reply = client.chat.completions.create(model=MODEL_NAME, messages=USER, **asked)
+            assert reply.usage.completion_tokens == 5
+        for asked in ({"max_tokens": 1000}, {"max_completion_tokens": 1000}):
+            with pytest.raises(openai.BadRequestError, match=f"{next(iter(asked))} is 1,?000"):
+                client.chat.completions.create(model=MODEL_NAME, messages=long, **asked)
 
 
 @pytest.mark.parametrize("stream", [False, True])

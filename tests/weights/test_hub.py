@@ -98,7 +98,7 @@ def worker(server: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     assert process.stdin
     assert process.stdout
 
-    def fetch(name: str, *, token: str = "", **more: str) -> tuple[str, str]:
+    def fetch(name: str, *, token: str = "", **more: str | bool) -> tuple[str, str]:
         assert process.stdin
         assert process.stdout
         process.stdin.write(json.dumps({"name": name, "token": token, **more}) + "\n")
@@ -129,6 +129,12 @@ def test_of_a_folder_only_what_a_model_needs_is_downloaded_and_only_once(
         assert {p.name for p in Path(path).iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
     assert [name for name, _ in server.downloads].count("model.safetensors") == 1
     assert Path(path).is_relative_to(tmp_path)
+
+
+def test_a_tokenizer_comes_without_the_weights_unless_it_is_in_them(worker: Fetch, tmp_path: Path) -> None:
+    kind, path = worker("org/llama", download_dir=str(tmp_path), tokenizer_only=True)
+    assert (kind, {p.name for p in Path(path).iterdir()}) == ("path", {"config.json", "tokenizer.json"})
+    assert Path(worker("org/ggufs:Q8_0", download_dir=str(tmp_path), tokenizer_only=True)[1]).read_bytes() == b"8"
 
 
 def test_shards_come_with_their_index(worker: Fetch) -> None:
@@ -221,6 +227,12 @@ def test_a_full_disk_is_said_and_leaves_no_model(server: FakeHub, tmp_path: Path
 
 def test_an_empty_cache_lists_nothing_but_the_built_in_model(tmp_path: Path) -> None:
     assert hub.cached_models(str(tmp_path / "gone")) == []
+
+
+def test_a_cache_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be read as a cache of the hub"):
+        hub.cached_models(str(tmp_path / "file"))
 
 
 def test_names_of_the_hub_are_told_from_paths() -> None:

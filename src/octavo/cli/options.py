@@ -79,7 +79,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("--model", metavar="MODEL", help="the same as the positional MODEL")
     flag("--served-model-name", metavar="NAME", help="the model's name in the API; default: from the file")
     flag("--tokenizer", metavar="MODEL", help="take the tokenizer from these files or this repository")
-    flag("--revision", metavar="NAME", help="branch, tag or commit of a hub repository (main)")
+    flag("--revision", metavar="NAME", help="branch, tag or commit of the model's hub repository (main)")
     flag("--download-dir", metavar="FOLDER", help="where downloads are kept; default: HF_HOME's cache")
     flag("--dtype", choices=DTYPES, help="of weights that are floats; auto: as they come (auto)")
     flag("--quantization", "-q", choices=QUANTIZATIONS, help="pack float weights so, or what the files are")

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.core.errors import ConfigError
+import msgspec
+
+from octavo.core.errors import ConfigError, shorten
 
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 ACTIVATION_DTYPES = ("auto", "float32")
@@ -78,7 +80,13 @@ class EngineConfig:
             ("--override-generation-config", self.override_generation_config),
         ):
             if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-                raise ConfigError(f"{flag} is {value!r}; it must be a JSON object")
+                raise ConfigError(f"{flag} is {shorten(repr(value))}; it must be a JSON object")
+            try:
+                msgspec.msgpack.encode(value)  # as it will travel to the engine process
+            except (OverflowError, RecursionError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{flag} is {shorten(repr(value))}; it must be a plain JSON object: {error}"
+                ) from None
         between("--max-model-len", self.max_model_len, 1)
         between("--threads", self.threads, 1, MAX_THREADS)
         between("--max-num-batched-tokens", self.max_num_batched_tokens, 1)

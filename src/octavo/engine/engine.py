@@ -17,13 +17,13 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError
 from octavo.core.records import EngineStats, Request, RequestOutput, SampledToken, Sequence
 from octavo.engine.generation_config import load_generation_defaults
-from octavo.engine.loader import load_model
+from octavo.engine.loader import load_model, unknown_overrides
 from octavo.engine.memory import ModelMemory, format_bytes, plan_memory, read_machine_memory
 from octavo.engine.messages import EngineInfo
 from octavo.engine.packing import packed
 from octavo.engine.progress import packing_progress
 from octavo.engine.stop import StopChecker
-from octavo.engine.text_side import load_vocabulary
+from octavo.engine.text_side import load_vocabulary, vocabulary_warnings
 from octavo.kv_cache.manager import KVCacheManager
 from octavo.runner.runner import Runner
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -55,8 +55,10 @@ class Engine:
         try:
             loaded = load_model(checkpoint, config.max_model_len, config.hf_overrides)
             model = loaded.model
-            self._vocabulary = load_vocabulary(config)
+            warnings += unknown_overrides(checkpoint, config.hf_overrides)
+            self._vocabulary = load_vocabulary(config, checkpoint)
             self._eos_token_ids = self._vocabulary.eos_token_ids | load_generation_defaults(config).eos_token_ids
+            warnings += vocabulary_warnings(self._vocabulary, self._eos_token_ids, model.vocab_size)
             tensors = packed(loaded.tensors, config, _method(checkpoint))
             max_model_len = _max_model_len(config, model.max_position_embeddings)
             budget_tokens = _max_num_batched_tokens(config, warnings)

@@ -72,7 +72,9 @@ def _path(config: EngineConfig) -> Path | None:
         named = Path(config.generation_config).expanduser()
         path = named / FILE_NAME if named.is_dir() else named
         if not path.is_file():
-            raise ConfigError(f'--generation-config is {str(named)!r}; it must be "auto", "vllm", or name a file')
+            raise ConfigError(
+                f'--generation-config is {str(named)!r}; it must be "auto", "vllm", a file or a folder with {FILE_NAME}'
+            )
         return path
     assert config.model is not None, "the model has been located"
     path = Path(config.model) / FILE_NAME

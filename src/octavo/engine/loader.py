@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from octavo.core.errors import shorten
 from octavo.models.files import Model, ModelFiles
 from octavo.models.registry import build_model
 from octavo.weights.checkpoint import Checkpoint, StoredTensor
@@ -39,6 +41,18 @@ def load_model(
         for name, weight in model.graph.weights.items()
     }
     return LoadedModel(model, tensors)
+
+
+def unknown_overrides(checkpoint: Checkpoint, overrides: Mapping[str, Any]) -> list[str]:
+    """A sentence for each override of a setting that the checkpoint has not: right for one that may be left out, but
+    nothing says so if it is misspelt.
+    """
+    missing = [key for key in overrides if key not in checkpoint.config]
+    return [
+        f"--hf-overrides sets {shorten(key)!r}, which this model's settings do not have"
+        + "".join(f"; they have {near!r}" for near in difflib.get_close_matches(key, checkpoint.config, n=1))
+        for key in missing
+    ]
 
 
 def overridden(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

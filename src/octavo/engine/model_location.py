@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from octavo.core.config import EngineConfig
-from octavo.core.errors import ConfigError, ModelFileError
+from octavo.core.errors import ConfigError, ModelFileError, shorten
 from octavo.weights.builtin import INSTALL_HINT, find_builtin_model
 
 
@@ -16,10 +16,18 @@ def locate_model(config: EngineConfig) -> EngineConfig:
 
     What is not here is downloaded, with progress bars. Raises ConfigError or ModelFileError that says what to do.
     """
-    model = builtin_model() if config.model is None else _locate(config.model, config)
-    tokenizer = None if config.tokenizer is None else str(_locate(config.tokenizer, config))
+    model = builtin_model() if config.model is None else _local(config.model)
+    if model is None:
+        assert config.model is not None
+        model = _fetched(config.model, config.revision, config)
+    elif config.revision is not None:
+        raise ConfigError(
+            f"--revision is {config.revision!r}, but {model} is on this machine and has none: leave it out, or "
+            "name a repository of the hub (org/name)"
+        )
+    tokenizer = None if config.tokenizer is None else _locate_tokenizer(config.tokenizer, config)
     name = config.served_model_name or _name(config.model, model)
-    return replace(config, model=str(model), tokenizer=tokenizer, served_model_name=name)
+    return replace(config, model=str(model), tokenizer=tokenizer, served_model_name=name, revision=None)
 
 
 def builtin_model() -> Path:
@@ -33,12 +41,28 @@ def builtin_model() -> Path:
     return path
 
 
-def _locate(named: str, config: EngineConfig) -> Path:
-    path = Path(named).expanduser()
-    if path.is_dir() or path.is_file():
-        return path
-    if path.exists():
-        raise ModelFileError(f"{named!r} is no regular file: give the path of a GGUF file or of a model's folder")
+def _locate_tokenizer(named: str, config: EngineConfig) -> str:
+    # --revision is the model's.
+    revision = config.revision if named == config.model else None
+    return str(_local(named) or _fetched(named, revision, config, tokenizer_only=True))
+
+
+def _local(named: str) -> Path | None:
+    """The file or folder of this machine, None if there is nothing of this name."""
+    try:
+        path = Path(named).expanduser()
+        if not named or not path.exists():
+            return None
+        if path.is_dir() or path.is_file():
+            return path
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user whom nobody knows
+        raise ModelFileError(
+            f"cannot look at {shorten(named)!r} ({getattr(error, 'strerror', error)}): check the path"
+        ) from error
+    raise ModelFileError(f"{named!r} is no regular file: give the path of a GGUF file or of a model's folder")
+
+
+def _fetched(named: str, revision: str | None, config: EngineConfig, *, tokenizer_only: bool = False) -> Path:
     from octavo.weights import hub  # brings the hub's client, which a local model need not wait for
 
     if not hub.looks_like_hub_name(named):
@@ -46,7 +70,7 @@ def _locate(named: str, config: EngineConfig) -> Path:
             f"{named!r} does not exist: give the path of a GGUF file or of a model's folder, the name of a repository "
             "of the hub (org/name), or no model for the built-in one"
         )
-    return hub.fetch(named, config.revision, config.download_dir)
+    return hub.fetch(named, revision, config.download_dir, tokenizer_only=tokenizer_only)
 
 
 def _name(named: str | None, path: Path) -> str:

@@ -52,14 +52,14 @@ def packed(tensors: Mapping[str, StoredTensor], config: EngineConfig, method: st
         raise ConfigError(
             f"--quantization is {wanted!r}, but this checkpoint {has}; float weights can become {', '.join(TYPES)}"
         )
-    matrices = {name for name, t in out.items() if len(t.shape) > 1 and name not in NEVER_QUANTIZED}
+    matrices = {name for name, t in out.items() if len(t.shape) > 1 and not name.endswith(NEVER_QUANTIZED)}
     if not any(out[name].type in FLOATS for name in matrices):
         found = sorted({out[name].type.name for name in matrices})
         raise ConfigError(
             f"--quantization is {wanted!r}, but the weights are packed already ({', '.join(found)}): leave it out"
         )
     for name in matrices:
-        if out[name].type in FLOATS and not name.endswith(NEVER_QUANTIZED):
+        if out[name].type in FLOATS:
             out[name] = _quantized(out[name], WeightType.Q8_0 if name in AT_LEAST_8_BITS else kind)
     return out
 

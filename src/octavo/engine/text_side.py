@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.config import EngineConfig
 from octavo.engine.frontend import TextCodec
@@ -13,6 +13,9 @@ from octavo.engine.generation_config import GenerationDefaults, load_generation_
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from octavo.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,9 @@ class TextSide:
 
 def load_text_side(config: EngineConfig) -> TextSide:
     """`config.model` has been located. Raises ConfigError, ModelFileError."""
-    metadata = _gguf_metadata(config)
+    folder = _tokenizer_path(config)
+    metadata = _gguf_metadata(folder)
     if metadata is None:
-        folder = _tokenizer_path(config)
         tokenizer = Tokenizer.from_hf(folder)
         template = ChatTemplate.from_hf(folder, tokenizer)
     else:
@@ -37,10 +40,25 @@ def load_text_side(config: EngineConfig) -> TextSide:
     return TextSide(tokenizer, template, load_generation_defaults(config))
 
 
-def load_vocabulary(config: EngineConfig) -> Vocabulary:
-    """The part of the tokenizer that the engine needs."""
-    metadata = _gguf_metadata(config)
-    return Vocabulary.from_hf(_tokenizer_path(config)) if metadata is None else Vocabulary.from_gguf(metadata)
+def load_vocabulary(config: EngineConfig, model: Checkpoint) -> Vocabulary:
+    """The part of the tokenizer that the engine needs; `model` is what lies at `config.model`, open already."""
+    path = _tokenizer_path(config)
+    metadata = _gguf_metadata(path, model if config.tokenizer is None else None)
+    return Vocabulary.from_hf(path) if metadata is None else Vocabulary.from_gguf(metadata)
+
+
+def vocabulary_warnings(vocabulary: Vocabulary, eos_token_ids: Set[int], model_vocab_size: int) -> list[str]:
+    """What a user should know if tokenizer and model do not go together. (A model may have more ids, for padding.)"""
+    warnings = []
+    if vocabulary.vocab_size > model_vocab_size:
+        warnings.append(
+            f"the tokenizer has {vocabulary.vocab_size:,} tokens, but the model knows {model_vocab_size:,}: prompts "
+            "with others are refused; is this the model's own tokenizer?"
+        )
+    beyond = sorted(i for i in eos_token_ids if i >= model_vocab_size)
+    if beyond:
+        warnings.append(f"the model cannot end a reply with token {beyond[0]}: its ids go to {model_vocab_size - 1}")
+    return warnings
 
 
 def _tokenizer_path(config: EngineConfig) -> Path:
@@ -49,15 +67,15 @@ def _tokenizer_path(config: EngineConfig) -> Path:
     return Path(path)
 
 
-def _gguf_metadata(config: EngineConfig) -> Mapping[str, Any] | None:
-    """None if the tokenizer's files are Hugging Face's."""
-    path = _tokenizer_path(config)
+def _gguf_metadata(path: Path, opened: Checkpoint | None = None) -> Mapping[str, Any] | None:
+    """None if the tokenizer's files are Hugging Face's. opened: what lies at `path`, if somebody has opened it."""
     if path.is_dir() and any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         return None
     from octavo.weights.open_checkpoint import open_checkpoint  # numpy, which the command line need not wait for
 
-    checkpoint = open_checkpoint(path)
+    checkpoint = opened or open_checkpoint(path)
     try:
         return checkpoint.config if checkpoint.kind == "gguf" else None
     finally:
-        checkpoint.close()
+        if opened is None:
+            checkpoint.close()

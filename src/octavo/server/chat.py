@@ -43,11 +43,12 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
     try:
         request = service.frontend.build_request(
             token_ids,
-            body.params(),
+            body.params(service.default_max_tokens),
             request_id=service.engine_id(reply_id),
             arrival_time=arrival_time,
             param="messages",
             cache_salt=body.cache_salt,
+            clamp_max_tokens=body.chosen_max_tokens is None,
         )
     except InvalidRequestError as error:
         own_name = body.own_name(error.param)

@@ -30,7 +30,7 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     arrival_time = service.clock.now()
     body = read_body(await read_limited(http), CompletionBody, service.default_fields)
     service.check_model(body.model)
-    params = body.params()
+    params = body.params(service.default_max_tokens)
     reply_id = new_id("cmpl", body.request_id)
     prompts = await service.encode(body.prompts(), add_special_tokens=body.add_special_tokens, param="prompt")
     requests = [

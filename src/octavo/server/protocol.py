@@ -172,9 +172,13 @@ class ChatBody(GenerationBody, kw_only=True):
                 "max_completion_tokens",
             )
 
-    def params(self) -> SamplingParams:
-        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def params(self, default_max_tokens: int | None = None) -> SamplingParams:
+        max_tokens = default_max_tokens if self.chosen_max_tokens is None else self.chosen_max_tokens
         return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+
+    @property
+    def chosen_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def own_name(self, param: str | None) -> str | None:
         """The field of this body that a field of SamplingParams came from."""
@@ -190,8 +194,9 @@ class CompletionBody(GenerationBody, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool = True
 
-    def params(self) -> SamplingParams:
-        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+    def params(self, default_max_tokens: int | None = None) -> SamplingParams:
+        default = DEFAULT_MAX_TOKENS if default_max_tokens is None else default_max_tokens
+        max_tokens = default if self.max_tokens is None else self.max_tokens
         if self.max_tokens is None and self.min_tokens > max_tokens:
             raise InvalidRequestError(
                 f"min_tokens is {self.min_tokens}, more than the default of max_tokens ({max_tokens}): set max_tokens",
@@ -228,8 +233,6 @@ def read_body(raw: bytes, body_class: type[Body], defaults: Mapping[str, Any] = 
         raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
     known = body_class.__struct_fields__
     wanted = dict(defaults)
-    if fields.get("max_completion_tokens") is not None:
-        wanted.pop("max_tokens", None)
     for name, value in fields.items():
         if value is None:
             continue

@@ -36,11 +36,13 @@ class Service:
     def __init__(
         self, client: EngineClient, frontend: Frontend, clock: Clock, default_fields: Mapping[str, Any] | None = None
     ) -> None:
-        """default_fields: of request bodies, where the model's makers recommend other values than the API's."""
+        """default_fields: of SamplingParams, where the model's makers recommend other values than the API's."""
         self.client = client
         self.frontend = frontend
         self.clock = clock
-        self.default_fields = default_fields or {}
+        self.default_fields = dict(default_fields or {})
+        # Apart from the others, for it yields to what fits while a client's own does not.
+        self.default_max_tokens: int | None = self.default_fields.pop("max_tokens", None)
         self.metrics = Metrics(client, clock)
         self.created = int(time.time())
         self._num_requests = itertools.count()

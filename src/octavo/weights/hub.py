@@ -28,6 +28,7 @@ SIDE_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json",
     "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 TEMPLATE_FOLDER = "additional_chat_templates/"
 
 
@@ -55,12 +56,20 @@ def looks_like_hub_name(text: str) -> bool:
     return match is not None and not match["repo"].endswith(WEIGHT_ENDINGS)
 
 
-def fetch(name: str, revision: str | None = None, download_dir: str | None = None, progress: bool = True) -> Path:
+def fetch(
+    name: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    *,
+    tokenizer_only: bool = False,
+    progress: bool = True,
+) -> Path:
     """The model `org/name` on this machine: a folder, or the (first) GGUF file. What is not in the cache is downloaded.
 
     `org/name:PATTERN` picks the GGUF model whose name has PATTERN. revision: a branch, tag or commit. download_dir: the
-    cache, instead of the hub's own. progress: bars on a terminal. Raises ConfigError for what another name, a token or
-    a network mends, ModelFileError for files.
+    cache, instead of the hub's own. tokenizer_only: without the weights, if the tokenizer has files of its own.
+    progress: bars on a terminal. Raises ConfigError for what another name, a token or a network mends, ModelFileError
+    for files.
     """
     match = NAME.fullmatch(name)
     if match is None:
@@ -68,6 +77,7 @@ def fetch(name: str, revision: str | None = None, download_dir: str | None = Non
     from huggingface_hub import HfApi, snapshot_download
 
     repo, pattern, cache = match["repo"], match["pattern"], _cache(download_dir)
+    pick = choose_tokenizer if tokenizer_only else choose
     with _failures_explained(repo, revision, cache):
         try:
             info = HfApi().model_info(repo, revision=revision, timeout=TIMEOUT_SECONDS)
@@ -76,8 +86,8 @@ def fetch(name: str, revision: str | None = None, download_dir: str | None = Non
             if copy is None:
                 raise
             there = [path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()]
-            return copy / choose(there, pattern, f"the copy of {repo} in {cache}", repo).main
-        chosen = choose([file.rfilename for file in info.siblings or ()], pattern, repo, repo)
+            return copy / pick(there, pattern, f"the copy of {repo} in {cache}", repo).main
+        chosen = pick([file.rfilename for file in info.siblings or ()], pattern, repo, repo)
         with _bars(progress and sys.stderr.isatty()):
             folder = snapshot_download(
                 repo,
@@ -90,14 +100,17 @@ def fetch(name: str, revision: str | None = None, download_dir: str | None = Non
 
 
 def cached_models(download_dir: str | None = None) -> list[CachedModel]:
-    """What is in the cache, by name."""
+    """What is in the cache, by name. Raises ConfigError if that is no folder."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
+    cache = _cache(download_dir)
     try:
-        repos = [repo for repo in scan_cache_dir(_cache(download_dir)).repos if repo.repo_type == "model"]
+        repos = [repo for repo in scan_cache_dir(cache).repos if repo.repo_type == "model"]
     except CacheNotFound:
         return []
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{cache} cannot be read as a cache of the hub ({error}): name a folder") from error
     models = []
     for repo in repos:
         names = sorted({ref for r in repo.revisions for ref in (r.refs or {r.commit_hash[:12]})})
@@ -119,9 +132,21 @@ def choose(files: Iterable[str], pattern: str | None, where: str, repo: str) -> 
     weights = [name for name in top if name.endswith((".safetensors", ".safetensors.index.json"))]
     weights = [name for name in weights if name.startswith("model")] or weights
     if weights and "config.json" in top:
-        side = [name for name in names if name in SIDE_FILES or name.startswith(TEMPLATE_FOLDER)]
-        return Choice((*side, *weights), "")
+        return Choice((*_side_files(names), *weights), "")
     return _gguf(models, names, "or safetensors with a config.json", models, where, repo)
+
+
+def choose_tokenizer(files: Iterable[str], pattern: str | None, where: str, repo: str) -> Choice:
+    """Which files of a repository make the tokenizer: those beside the weights, or a GGUF model that has it inside."""
+    names = sorted(files)
+    side = _side_files(names)
+    if pattern is None and any(name in TOKENIZER_FILES for name in side):
+        return Choice(tuple(side), "")
+    return choose(names, pattern, where, repo)
+
+
+def _side_files(names: list[str]) -> list[str]:
+    return [name for name in names if name in SIDE_FILES or name.startswith(TEMPLATE_FOLDER)]
 
 
 def _gguf(found: list[str], names: list[str], which: str, models: list[str], where: str, repo: str) -> Choice:

@@ -85,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ModelFileError(f"{path} is not a regular file")
         value = json.loads(path.read_bytes())
     except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
+        raise ModelFileError(f"cannot read {path} ({error.strerror}): copy or download the whole folder") from error
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} is not JSON ({shorten(str(error))}): copy or download it again") from None
     if not isinstance(value, dict):
