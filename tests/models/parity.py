@@ -71,8 +71,9 @@ def older_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """model: transformers' class. config: of the tiny model. form: None where llama.cpp does not know the family.
-    old_config: makes of today's config.json one of an older kind that means the same. dtype: how weights are stored.
+    """model: transformers' class. config: of the tiny model. form: None where llama.cpp does not know the family
+    or this variant. old_config: makes of today's config.json one of an older kind that means the same. dtype: how
+    weights are stored.
     """
 
     model: type[PreTrainedModel]
@@ -144,7 +145,9 @@ GGUF_TYPES = {
 
 
 def write_gguf(path: Path, state: State, config: Any, form: GGUFForm, dtype: torch.dtype = torch.float32) -> Path:
-    """Metadata as llama.cpp's converter writes them for all families. dtype: of matrices; vectors are float32."""
+    """Metadata as llama.cpp's converter writes them for all families. dtype: of matrices; vectors and norms are
+    float32.
+    """
     writer = gguf.GGUFWriter(path, form.architecture)
     layers, hidden = config.num_hidden_layers, config.hidden_size
     writer.add_context_length(config.max_position_embeddings)
@@ -169,8 +172,8 @@ def write_gguf(path: Path, state: State, config: Any, form: GGUFForm, dtype: tor
     for name, value in form.reorder(dict(state), config).items():
         stem, _, kind = name.rpartition(".")
         new = stem if stem.startswith("blk.") else names.get_name(stem)
-        assert new is not None, f"the gguf package has no name for {name}"
-        stored = GGUF_TYPES[dtype] if value.ndim > 1 else gguf.GGMLQuantizationType.F32
+        assert new is not None, f"llama.cpp has no name for {name}: give the case no form"
+        stored = GGUF_TYPES[dtype] if value.ndim > 1 and not new.endswith("_norm") else gguf.GGMLQuantizationType.F32
         writer.add_tensor(f"{new}.{kind}", gguf.quants.quantize(np.ascontiguousarray(value), stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -252,7 +252,7 @@ def test_the_length_that_a_scaling_reaches_is_the_models_length(hf_llama: ModelF
 def test_the_table_of_supported_models_has_every_family_and_its_test() -> None:
     root = Path(__file__).parent.parent.parent
     rows = [line.split("|") for line in (root / "docs/supported_models.md").read_text().splitlines() if "| `" in line]
-    hf, gguf = (set(re.findall(r"`(\w+)`", "".join(row[column] for row in rows))) for column in (2, 3))
+    hf, gguf = (set(re.findall(r"`([\w-]+)`", "".join(row[column] for row in rows))) for column in (2, 3))
     assert hf == {name for family in FAMILIES for name in family.hf}
     assert gguf == {name for family in FAMILIES for name in family.gguf}
     assert all((root / "tests/models" / row[5].strip(" `")).exists() for row in rows)

@@ -33,10 +33,12 @@ class TensorSource:
     """names: one stored tensor, or one for each expert, to be stacked along a new first dimension.
 
     rows: which rows of it, None for all. transposed: the file has [in_features, out_features]. add: what is added to
-    each value (norms that keep their weight less one).
+    each value (norms that keep their weight less one). shape: the stored one, where the same values in the same order
+    have another shape in the graph.
     """
 
     names: tuple[str, ...]
     rows: RowPattern | None = None
     transposed: bool = False
     add: float = 0.0
+    shape: tuple[int, ...] | None = None

@@ -187,21 +187,31 @@ class Decoder:
 
     # ---- weights ----
 
-    def weight(self, name: str, shape: tuple[int, ...], kind: str = "weight", *, add: float = 0.0) -> Weight:
-        """Declare `name`.`kind` and note where it lies. Raises ModelFileError if it is missing: at once, or a few wrong
-        numbers in a small file would become millions of names.
+    def weight(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        kind: str = "weight",
+        *,
+        add: float = 0.0,
+        stored: tuple[int, ...] | None = None,
+    ) -> Weight:
+        """Declare `name`.`kind` and note where it lies. add and stored: TensorSource's add and shape.
+
+        Raises ModelFileError if it is missing: at once, or a few wrong numbers in a small file would become millions of
+        names.
         """
         full = f"{name}.{kind}"
         source = self._locate(name, kind)
         if len(shape) == 3 and "{e}" in source.names[0]:
             source = replace(source, names=tuple(source.names[0].replace("{e}", str(e)) for e in range(shape[0])))
-        missing = next((stored for stored in source.names if stored not in self._files.shapes), None)
+        missing = next((one for one in source.names if one not in self._files.shapes), None)
         if missing is not None:
             where = "" if missing == full else f" (for {full})"
             raise ModelFileError(
                 f"tensor {missing}{where} is missing; {list(shape if len(source.names) == 1 else shape[1:])} is needed"
             )
-        self._sources[full] = replace(source, add=add)
+        self._sources[full] = replace(source, add=add, shape=stored)
         return Weight(full, shape)
 
     def has(self, name: str, kind: str = "weight") -> bool:
@@ -258,9 +268,12 @@ class Decoder:
         weight = self.weight(name, (x.width // groups,), add=self._norm_offset)
         return self.g(RmsNorm(x, weight, self.c.norm_eps, groups))
 
-    def layer_norm(self, x: Tensor, name: str) -> Tensor:
-        bias = self.weight(name, (x.width,), "bias") if self.has(name, "bias") else None
-        return self.g(LayerNorm(x, self.weight(name, (x.width,)), bias, self.c.norm_eps))
+    def layer_norm(self, x: Tensor, name: str, groups: int | None = None) -> Tensor:
+        """With `groups`, each has its own part of the weight, which is stored as [groups, width / groups]."""
+        stored = None if groups is None else (groups, x.width // groups)
+        bias = self.weight(name, (x.width,), "bias", stored=stored) if self.has(name, "bias") else None
+        weight = self.weight(name, (x.width,), stored=stored)
+        return self.g(LayerNorm(x, weight, bias, self.c.norm_eps, groups or 1))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return self.g(Add(x, y))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from octavo.core.errors import ModelFileError
 from octavo.core.tensor_source import TensorSource
+from octavo.models.cohere import cohere
 from octavo.models.falcon import falcon
 from octavo.models.files import Model, ModelFiles
 from octavo.models.gemma import gemma
@@ -62,6 +63,7 @@ FAMILIES = (
     Family("StarCoder2", starcoder2, gguf=("starcoder2",), hf=("starcoder2",)),
     Family("Falcon", falcon, gguf=("falcon",), hf=("falcon",)),
     Family("Granite 3", granite, gguf=("granite",), hf=("granite",)),
+    Family("Command R, Aya", cohere, gguf=("command-r",), hf=("cohere",)),
 )
 
 
@@ -98,7 +100,7 @@ def _check_source(files: ModelFiles, name: str, shape: tuple[int, ...], source: 
     """That what lies at a source is what the graph needs."""
     for stored in source.names:
         found = files.shapes[stored]
-        needed = shape if len(source.names) == 1 else shape[1:]
+        needed = source.shape or (shape if len(source.names) == 1 else shape[1:])
         rows_at = -2 if len(needed) > 1 else -1
         if source.transposed:
             needed = (*needed[:-2], needed[-1], needed[-2])
