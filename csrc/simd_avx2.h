@@ -144,19 +144,25 @@ OCTAVO_INLINE F32 load_f16_2x8(const uint16_t *a, const uint16_t *b) {
 }
 OCTAVO_INLINE I32 load_pairs_2x8(const uint16_t *a, const uint16_t *b) { return {load_256(a), load_256(b)}; }
 
-// Pairs of products are summed in 16 bits: 2 * 127 * 127 fits. Larger codes take their top bit apart, so that
-// 2 * 128 * 127 fits too.
-OCTAVO_INLINE __m256i pairwise(__m256i codes, __m256i quad) {
-  return _mm256_madd_epi16(_mm256_maddubs_epi16(codes, quad), _mm256_set1_epi16(1));
-}
-OCTAVO_INLINE I32 dot_u7i8(I32 acc, I32 w, int32_t quad) {
+// Pairs of products are summed in 16 bits. Large codes are met as signed bytes, whose signs the other factor takes over:
+// 2 * 128 * 127 fits.
+inline constexpr bool kNarrowSums = true;
+inline constexpr int kLargeZero = 128;
+OCTAVO_INLINE I32 dot_small(I32 sums, I32 codes, int32_t quad) {
   __m256i q = _mm256_set1_epi32(quad);
-  return {_mm256_add_epi32(acc.lo, pairwise(w.lo, q)), _mm256_add_epi32(acc.hi, pairwise(w.hi, q))};
+  return {_mm256_add_epi16(sums.lo, _mm256_maddubs_epi16(codes.lo, q)), _mm256_add_epi16(sums.hi, _mm256_maddubs_epi16(codes.hi, q))};
 }
-OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) {
-  __m256i low = _mm256_set1_epi8(127), top = _mm256_set1_epi8(-128);
-  acc = dot_u7i8(acc, {_mm256_and_si256(w.lo, low), _mm256_and_si256(w.hi, low)}, quad);
-  return dot_u7i8(acc, {_mm256_and_si256(w.lo, top), _mm256_and_si256(w.hi, top)}, quad);
+OCTAVO_INLINE I32 widen(I32 sums) {
+  __m256i one = _mm256_set1_epi16(1);
+  return {_mm256_madd_epi16(sums.lo, one), _mm256_madd_epi16(sums.hi, one)};
+}
+OCTAVO_INLINE __m256i signed_products(__m256i codes, __m256i quad) {
+  __m256i v = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+  return _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(quad, v));
+}
+OCTAVO_INLINE I32 dot_large(I32 acc, I32 codes, int32_t quad) {
+  __m256i q = _mm256_set1_epi32(quad);
+  return acc + widen({signed_products(codes.lo, q), signed_products(codes.hi, q)});
 }
 OCTAVO_INLINE I32 field(I32 w, int shift, int32_t mask) {
   __m256i m = _mm256_set1_epi32(mask);

@@ -85,18 +85,24 @@ OCTAVO_INLINE I32 load_pairs_2x8(const uint16_t *a, const uint16_t *b) {
 }
 
 #if __AVX512VNNI__
-OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) {
-  return (I32)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(quad));
+inline constexpr bool kNarrowSums = false;
+inline constexpr int kLargeZero = 0;
+OCTAVO_INLINE I32 dot_large(I32 acc, I32 codes, int32_t quad) {
+  return (I32)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(quad));
 }
-OCTAVO_INLINE I32 dot_u7i8(I32 acc, I32 w, int32_t quad) { return dot_u8i8(acc, w, quad); }
-#else  // as in simd_avx2.h: pairs of products have to fit 16 bits
-OCTAVO_INLINE I32 dot_u7i8(I32 acc, I32 w, int32_t quad) {
-  __m512i pairs = _mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32(quad));
-  return acc + (I32)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+OCTAVO_INLINE I32 dot_small(I32 sums, I32 codes, int32_t quad) { return dot_large(sums, codes, quad); }
+OCTAVO_INLINE I32 widen(I32 sums) { return sums; }
+#else  // as in simd_avx2.h
+inline constexpr bool kNarrowSums = true;
+inline constexpr int kLargeZero = 128;
+OCTAVO_INLINE I32 dot_small(I32 sums, I32 codes, int32_t quad) {
+  return (I32)_mm512_add_epi16((__m512i)sums, _mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(quad)));
 }
-OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) {
-  acc = dot_u7i8(acc, w & 0x7f7f7f7f, quad);
-  return dot_u7i8(acc, w & static_cast<int32_t>(0x80808080), quad);
+OCTAVO_INLINE I32 widen(I32 sums) { return (I32)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1)); }
+OCTAVO_INLINE I32 dot_large(I32 acc, I32 codes, int32_t quad) {
+  __m512i v = (__m512i)(codes ^ static_cast<int32_t>(0x80808080)), q = _mm512_set1_epi32(quad);
+  __m512i signed_quad = _mm512_mask_sub_epi8(q, _mm512_movepi8_mask(v), _mm512_setzero_si512(), q);
+  return acc + widen((I32)_mm512_maddubs_epi16(_mm512_abs_epi8(v), signed_quad));
 }
 #endif
 OCTAVO_INLINE I32 field(I32 w, int shift, int32_t mask) { return (shift < 0 ? w << -shift : w >> shift) & mask; }

@@ -208,29 +208,42 @@ OCTAVO_INLINE I32 load_pairs_2x8(const uint16_t *a, const uint16_t *b) {
   return {load_as<Int4>(a), load_as<Int4>(a + 8), load_as<Int4>(b), load_as<Int4>(b + 8)};
 }
 
-// Integer dot products: each 32-bit lane of w holds 4 unsigned bytes, met by the 4 signed bytes of `quad`. Products are
-// made in 16 bits, even and odd bytes apart: 255 * 127 fits, and the sum of two where the bytes of w are below 128.
-OCTAVO_INLINE Int4 add_halves(Int4 acc, Short8 products) {
-  Int4 v = std::bit_cast<Int4>(products);
+// Integer dot products: each 32-bit lane of `codes` holds 4 unsigned bytes, met by the 4 signed bytes of `quad`, which are
+// -127 to 127. Products are made in 16 bits, even and odd bytes apart.
+//
+// dot_small adds to sums of two products a quad, which are 16 bits wide if kNarrowSums: whoever calls it sees to it that
+// they fit. widen makes int32 of them. dot_large, for codes up to 255, adds to int32 and takes kLargeZero from each code.
+inline constexpr bool kNarrowSums = true;
+inline constexpr int kLargeZero = 128;
+OCTAVO_INLINE Short8 two_in_turn(int8_t x, int8_t y) { return Short8{x, y, x, y, x, y, x, y}; }
+OCTAVO_INLINE Short8 even_bytes(int32_t quad) { return two_in_turn(static_cast<int8_t>(quad), static_cast<int8_t>(quad >> 16)); }
+OCTAVO_INLINE Short8 odd_bytes(int32_t quad) { return two_in_turn(static_cast<int8_t>(quad >> 8), static_cast<int8_t>(quad >> 24)); }
+OCTAVO_INLINE Int4 add_halves(Int4 acc, Short8 sums) {
+  Int4 v = std::bit_cast<Int4>(sums);
   return acc + ((v << 16) >> 16) + (v >> 16);
 }
-template <bool Small>
-OCTAVO_INLINE I32 dot_bytes(I32 acc, I32 w, int32_t quad) {
-  auto pair = [=](int first) {  // bytes `first` and `first + 2` of quad, in turn
-    int16_t x = static_cast<int8_t>(quad >> (8 * first)), y = static_cast<int8_t>(quad >> (8 * first + 16));
-    return Short8{x, y, x, y, x, y, x, y};
-  };
-  Short8 evens = pair(0), odds = pair(1);
+OCTAVO_INLINE I32 dot_small(I32 sums, I32 codes, int32_t quad) {
+  Short8 evens = even_bytes(quad), odds = odd_bytes(quad);
   return each(
       [=](Int4 sum, Int4 bytes) {
         UShort8 v = std::bit_cast<UShort8>(bytes);
-        Short8 even = std::bit_cast<Short8>(v & 255) * evens, odd = std::bit_cast<Short8>(v >> 8) * odds;
-        return Small ? add_halves(sum, even + odd) : add_halves(add_halves(sum, even), odd);
+        return std::bit_cast<Int4>(std::bit_cast<Short8>(sum) + std::bit_cast<Short8>(v & 255) * evens +
+                                   std::bit_cast<Short8>(v >> 8) * odds);
       },
-      acc, w);
+      sums, codes);
 }
-OCTAVO_INLINE I32 dot_u8i8(I32 acc, I32 w, int32_t quad) { return dot_bytes<false>(acc, w, quad); }
-OCTAVO_INLINE I32 dot_u7i8(I32 acc, I32 w, int32_t quad) { return dot_bytes<true>(acc, w, quad); }  // bytes of w are below 128
+OCTAVO_INLINE I32 widen(I32 sums) {
+  return each([](Int4 sum) { return add_halves(Int4{}, std::bit_cast<Short8>(sum)); }, sums);
+}
+OCTAVO_INLINE I32 dot_large(I32 acc, I32 codes, int32_t quad) {  // 2 * 128 * 127 fits
+  Short8 evens = even_bytes(quad), odds = odd_bytes(quad);
+  return each(
+      [=](Int4 sum, Int4 bytes) {
+        Short8 v = std::bit_cast<Short8>(bytes ^ static_cast<int32_t>(0x80808080));
+        return add_halves(sum, ((v << 8) >> 8) * evens + (v >> 8) * odds);
+      },
+      acc, codes);
+}
 OCTAVO_INLINE I32 lookup(const uint8_t *table, I32 w) {  // of 16 bytes, by the bytes of w, which are below 16
   Byte16 t = load_as<Byte16>(table);
   return each([=](Int4 x) { return std::bit_cast<Int4>(__builtin_shuffle(t, std::bit_cast<Byte16>(x))); }, w);

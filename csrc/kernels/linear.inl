@@ -24,12 +24,17 @@ OCTAVO_INLINE T word(const std::byte *p) {
   return v;
 }
 
-// Codes of weights times codes of activations. The zero point enters as the start of the integer sum, exactly.
+// Codes of weights times codes of activations. The zero point enters with the start of the integer sum, exactly.
 template <WeightType T, int M>
 static void tile_int8(const Tile &t) {
   using F = Format<T>;
   using B = Blocks<T>;
   constexpr int P = kTilePanels;
+  constexpr bool large = B::kLayout.bits == 8 || F::kTable, narrow = kNarrowSums && !large;
+  constexpr int zero_code = large ? F::kZero - kLargeZero : F::kZero;
+  // How many groups of codes are summed until their 16-bit sums might not fit.
+  constexpr int quads = 32767 / (2 * 127 * ((1 << B::kLayout.bits) - 1)), groups = narrow ? quads / (F::kParts == 2 ? 1 : 2) : 4;
+  static_assert(groups > 0);
   const std::byte *records[P];
   for (int p = 0; p < P; p++) records[p] = B::records(t.panels[p], t.k);
   F32 f[M][P];
@@ -43,10 +48,13 @@ static void tile_int8(const Tile &t) {
         int32_t first = F::kParts == 2 ? word<int32_t>(t.rows[m] + block_at + offsetof(Int8Block, first_half)) : 0;
         return part == 0 && F::kParts == 2 ? first : word<int32_t>(t.rows[m] + block_at + offsetof(Int8Block, sum)) - first;
       };
-      I32 acc[M][P];
+      I32 acc[M][P], sums[M][P];
       OCTAVO_UNROLL(8)
       for (int m = 0; m < M; m++)
-        for (int p = 0; p < P; p++) acc[m][p] = set1(F::kZero ? -F::kZero * sum_of(m) : 0);
+        for (int p = 0; p < P; p++) {
+          acc[m][p] = set1(zero_code ? -zero_code * sum_of(m) : 0);
+          sums[m][p] = set1(0);
+        }
       OCTAVO_UNROLL(4)
       for (int g = 0; g < 4; g++) {
         I32 lo[P], hi[P];
@@ -56,12 +64,24 @@ static void tile_int8(const Tile &t) {
           for (int m = 0; m < M; m++) {
             auto quad = word<int32_t>(t.rows[m] + at);
             OCTAVO_UNROLL(2)
-            for (int p = 0; p < P; p++)
-              acc[m][p] = B::kLayout.bits == 8 || F::kTable ? dot_u8i8(acc[m][p], codes[p], quad) : dot_u7i8(acc[m][p], codes[p], quad);
+            for (int p = 0; p < P; p++) {
+              if constexpr (large) {
+                acc[m][p] = dot_large(acc[m][p], codes[p], quad);
+              } else {
+                I32 &sum = narrow ? sums[m][p] : acc[m][p];
+                sum = dot_small(sum, codes[p], quad);
+              }
+            }
           }
         };
         if (part == 0) multiply(lo, codes_at + g * 4);
         if (part == F::kParts - 1) multiply(hi, codes_at + 16 + g * 4);
+        if (narrow && (g == 3 || (g + 1) % groups == 0)) OCTAVO_UNROLL(8)
+        for (int m = 0; m < M; m++)
+          for (int p = 0; p < P; p++) {
+            acc[m][p] = acc[m][p] + widen(sums[m][p]);
+            sums[m][p] = set1(0);
+          }
       }
       F32 d[P], minimum[P];
       for (int p = 0; p < P; p++) {
