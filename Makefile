@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE_STUB := src/octavo/backends/cpu/_native.pyi
 # What the native module is made of. The operation schema is in it: C++ structs are generated from it.
 NATIVE_SOURCES := CMakeLists.txt $(wildcard csrc/* csrc/kernels/*) src/octavo/graph/schema.py
-CPP_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/kernels/*.inl)
+CPP_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/kernels/*.inl bench/*.cpp)
 
 .PHONY: serve test test-aarch64 lint format bench soak clean help
 .DELETE_ON_ERROR:
