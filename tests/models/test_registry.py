@@ -245,6 +245,8 @@ def test_the_length_that_a_scaling_reaches_is_the_models_length(hf_llama: ModelF
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}
     assert build_model(hf_llama).max_position_embeddings == 1024
     assert build_model(changed(hf_llama, "rope_parameters", yarn)).max_position_embeddings == 4096
+    endless = changed(hf_llama, "rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": 1e30})
+    assert build_model(endless).max_position_embeddings == HUGE
     counted = changed(changed(hf_llama, "rope_parameters", yarn), "max_position_embeddings", 4096)
     assert build_model(counted).max_position_embeddings == 4096
 

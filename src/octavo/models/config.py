@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from octavo.core.errors import ModelFileError, shorten
 from octavo.models.files import ModelFiles
 from octavo.models.rope import RopeFrequencies, RopeSettings, rope_frequencies
-from octavo.models.settings import Settings
+from octavo.models.settings import MAX_INT, Settings
 
 MAX_HEAD_DIM = 4096  # far above any model's: a damaged file must not become gigabytes of rotation frequencies
 NO_ROPE = RopeFrequencies(())
@@ -85,7 +85,7 @@ class DecoderConfig:
             norm_eps=read.positive_float(
                 "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", default=default_eps
             ),
-            max_position_embeddings=int(length * max(1.0, rope.stretched)),
+            max_position_embeddings=min(int(length * max(1.0, rope.stretched)), MAX_INT),  # positions have 32 bits
             tied_embeddings=read.flag("tie_word_embeddings", default=tied_by_default),
             rope=rope,
             interleaved=False,
