@@ -37,10 +37,19 @@ CONFIG = {
 
 def small_llama() -> Graph:
     """With biases of q, k and v."""
-    widths = {"q": 32, "k": 16, "v": 16}
-    biases = {f"model.layers.{i}.self_attn.{n}_proj.bias": (widths[n],) for i in range(NUM_LAYERS) for n in widths}
-    matrices = {"model.embed_tokens.weight": (VOCAB_SIZE, 24), "lm_head.weight": (VOCAB_SIZE, 24)}
-    return llama(ModelFiles("hf", CONFIG, biases | matrices, lambda name: ())).graph
+    shapes = {"model.embed_tokens": (VOCAB_SIZE, 24), "lm_head": (VOCAB_SIZE, 24), "model.norm": (24,)}
+    for i in range(NUM_LAYERS):
+        layer = {
+            "self_attn.q_proj": (32, 24), "self_attn.k_proj": (16, 24), "self_attn.v_proj": (16, 24),
+            "self_attn.o_proj": (24, 32), "mlp.gate_proj": (40, 24), "mlp.up_proj": (40, 24), "mlp.down_proj": (24, 40),
+            "input_layernorm": (24,), "post_attention_layernorm": (24,),
+        }  # fmt: skip
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    stored = {f"{name}.weight": shape for name, shape in shapes.items()}
+    stored |= {
+        f"{name}.bias": shape[:1] for name, shape in shapes.items() if name[-6:] in ("q_proj", "k_proj", "v_proj")
+    }
+    return llama(ModelFiles("hf", CONFIG, stored, lambda name: ())).graph
 
 
 def weights_of(graph: Graph) -> dict[str, np.ndarray]:
