@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -188,13 +189,37 @@ def test_folder_templates_are_those_that_transformers_reads(tmp_path: Path, toke
         "{{ ('x' * 10**6).join('x' * 10**6) }}",
         "{{ ('x' * 10**6) | list | join('x' * 10**6) }}",
         "{{ [1, 2] | batch(10**10, 0) | list }}",
+        "{{ ('\\n' * 10**6) | indent(60000, true) }}",
+        "{{ ('\\t' * 10**6).expandtabs(60000) }}",
+        "{{ ('a ' * 10**6) | wordwrap(1, true, 'x' * 10**6) }}",
+        "{{ ('{0}' * 10**6).format('x' * 10**6) }}",
+        "{{ ('%(a)s' * 10**6) % {'a': 'x' * 10**6} }}",
+        "{{ ('%(a)s' * 10**6) | format(a='x' * 10**6) }}",
+        "{{ ('ab' * 10**6).translate({97: 'x' * 10**6}) }}",
+        "{{ range(99999) | join('x' * 10**6) }}",
+        "{{ ([1] * 10**5) | tojson(separators=['x' * 10**6, 'y']) }}",
+        "{{ ([1] * 10**5) | tojson(indent='x' * 10**6) }}",
+        *[
+            "{% set x = ['a' * 10**6] * 10**6 %}" + use
+            for use in (
+                *("{{ x }}", "{{ '' ~ x }}", "{{ x | join }}", "{{ ''.join(x) }}", "{{ x | string }}"),
+                *("{{ x | tojson }}", "{{ '%s' % [x] }}", "{{ '%r' | format(x) }}", "{{ '{}'.format(x) }}"),
+                *("{{ {1: x} }}", "{{ {1: x}.values() }}", "{{ namespace(a=x) }}", "{{ x | sort | length }}"),
+                *("{{ x | map('upper') | list }}", "{% for y in x | map('upper') %}{% endfor %}"),
+            )
+        ],
+        *[
+            "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}" + use
+            for use in ("{{ ns.x }}", "{{ ns.x | tojson }}", "{{ ns.x | pprint }}")
+        ],
     ],
 )
 def test_no_template_runs_or_grows_without_end(source: str) -> None:
-    start = time.process_time()
+    start, memory = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(InvalidRequestError, match="chat template"):
         ChatTemplate(source, "", "").render([USER])
     assert time.process_time() - start < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 500_000, "KiB"
 
 
 def test_long_chats_are_far_from_the_bounds() -> None:

@@ -120,7 +120,7 @@ class ChatTemplate:
 
 def _words_of(error: Exception) -> str:
     line = getattr(error, "lineno", None)
-    return f"{error or type(error).__name__}" + (f" (line {line} of the template)" if line else "")
+    return (str(error) or type(error).__name__) + (f" (line {line} of the template)" if line else "")
 
 
 def _with_text_content(message: Mapping[str, Any], index: int) -> dict[str, Any]:

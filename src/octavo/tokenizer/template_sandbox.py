@@ -7,9 +7,10 @@ It does not know messages. Imported late: jinja2 takes a tenth of a second.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, NoReturn
@@ -20,12 +21,21 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 MAX_CHARS = 1 << 24  # of any text that a template makes
 MAX_STEPS = 500_000  # turns of loops and calls in one rendering; a few seconds
 _MAX_WIDTH = 1 << 16  # numbers given to filters and methods, which may pad to them
 _WIDE_FIELD = re.compile(r"\d{6,}|%[^a-zA-Z%]*\*")
+# Filters that write out whatever they get, or a changed copy of each text in it.
+_WRITERS = frozenset(
+    {
+        *("string", "join", "format", "tojson", "pprint", "xmlattr", "escape", "e", "forceescape", "upper"),
+        *("lower", "title", "capitalize", "trim", "striptags", "replace", "indent", "wordwrap", "center", "truncate"),
+        *("wordcount", "urlize", "sort", "unique", "dictsort", "groupby"),
+    }
+)
 
 _steps: ContextVar[int] = ContextVar("steps of this rendering", default=0)
 
@@ -36,7 +46,9 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols], finalize=_writable
+        )
         del self.globals["lipsum"]  # writes as much random text as it is asked to
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
@@ -57,9 +69,9 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
-            _require(isinstance(right, int | float) and abs(right) <= 64, f"the exponent {right!r}")
+            _require(isinstance(right, int | float) and abs(right) <= 64, "an exponent above 64")
         elif operator == "%" and isinstance(left, str):
-            _require(not _WIDE_FIELD.search(left), "a field that wide")
+            _check_format(left, left.count("%"), right)
         elif operator == "*":
             for some, times in ((left, right), (right, left)):
                 if isinstance(times, int) and isinstance(some, str | bytes | list | tuple):
@@ -75,7 +87,9 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         _step()
         if isinstance(__obj, LoopContext) and args and hasattr(args[0], "__len__"):  # a loop that calls itself
             _step(len(args[0]))
-        text = getattr(__obj, "__self__", None)
+        # The sandbox wraps "...".format.
+        text = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
+        _require(not isinstance(text, bytes), "a method of bytes")
         if isinstance(text, str):
             _check_text_function(__obj.__name__, (text, *args), kwargs)
         return super().call(__context, __obj, *args, **kwargs)
@@ -114,51 +128,99 @@ class _AddBounds(NodeTransformer):
 def _turns(context: Context, items: Any) -> Any:
     """What a loop runs over, after its turns have been counted."""
     if not hasattr(items, "__len__"):
-        items = list(_counted(items))
-    else:
-        _step(len(items))
+        return _taken(items)
+    _step(len(items))
     return items
 
 
-def _counted(items: Iterable[Any]) -> Iterable[Any]:
+def _taken(items: Iterable[Any]) -> list[Any]:
+    """The items of something that makes them one by one."""
+    taken, num_chars = [], 0
     for item in items:
         _step()
-        yield item
+        num_chars += _num_chars(item)
+        _require_chars(num_chars)
+        taken.append(item)
+    return taken
+
+
+def _writable(value: Any) -> Any:
+    """A value that the template writes, if its text is not too long."""
+    _require_chars(_num_chars(value))
+    return value
 
 
 @pass_context
 def _joined(context: Context, items: list[Any]) -> str:
-    texts = [str(item) for item in items]
-    _require_chars(sum(map(len, texts)))
-    return "".join(texts)
+    return "".join(map(str, _writable(items)))
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)  # also keeps jinja2's mark that the environment comes first
     def bounded(*args: Any, **kwargs: Any) -> Any:
         _step()
-        own = args[1:] if hasattr(function, "jinja_pass_arg") else args
+        first = int(hasattr(function, "jinja_pass_arg"))
+        own = [_taken(arg) if isinstance(arg, Iterator) else arg for arg in args[first:]]
+        if name in _WRITERS and own:
+            _writable(own[0])
         _check_text_function(name, own, kwargs)
-        return function(*args, **kwargs)
+        return function(*args[:first], *own, **kwargs)
 
     return bounded
 
 
-def _check_text_function(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Bounds for a method of a text or a filter, before it runs. args[0] is the text itself."""
-    for number in (*args[1:], *kwargs.values()):
-        _require(not isinstance(number, int) or abs(number) <= _MAX_WIDTH, f"the number {number!r}")
-    if not args or not isinstance(args[0], str):
-        if name == "join" and len(args) > 1 and isinstance(args[1], str) and hasattr(args[0], "__len__"):
-            _require_chars(len(args[1]) * len(args[0]))
+def _check_text_function(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Bounds for a method of a text or a filter, before it runs. args[0] is the text itself, or what is written."""
+    more = (*args[1:], *kwargs.values())
+    numbers = [arg for arg in more if isinstance(arg, int)]
+    _require(max(map(abs, numbers), default=0) <= _MAX_WIDTH, f"a number above {_MAX_WIDTH:,}")
+    if not args:
         return
     text = args[0]
-    if name in ("format", "format_map"):
-        _require(not _WIDE_FIELD.search(text), "a field that wide")
-    elif name == "join" and len(args) > 1 and hasattr(args[1], "__len__"):
-        _require_chars(len(text) * len(args[1]))
-    elif name == "replace" and len(args) > 2 and isinstance(args[1], str) and isinstance(args[2], str):
-        _require_chars(len(text) + text.count(args[1]) * len(args[2]))
+    widest = max([abs(arg) if isinstance(arg, int) else _num_chars(arg) for arg in more], default=0)
+    match name:
+        case "join":  # of a filter's items, or a method's text between items
+            count = len(text) if hasattr(text, "__len__") else 0
+            num_items = max([len(arg) for arg in more if hasattr(arg, "__len__")], default=0)
+            _require_chars(_num_chars(text) + _num_chars(more) + count * num_items)
+        case "indent" | "tojson":
+            _require_chars(_num_chars(text) * (1 + widest))
+        case "wordwrap":
+            _require_chars(len(text) * (1 + max([len(arg) for arg in more if isinstance(arg, str)], default=1)))
+        case "format" | "format_map" if isinstance(text, str):
+            _check_format(text, text.count("{") + text.count("%"), more)
+        case "replace" if isinstance(text, str) and len(more) > 1 and isinstance(more[0], str):
+            _require_chars(len(text) + text.count(more[0]) * widest)
+        case "expandtabs" if isinstance(text, str):
+            _require_chars(len(text) + text.count("\t") * max(8, widest))
+        case "translate":
+            _require_chars(len(text) * (1 + widest))
+
+
+def _check_format(form: str, num_fields: int, values: Any) -> None:
+    _require(not _WIDE_FIELD.search(form), "a field that wide")
+    _require_chars(len(form) + num_fields * _num_chars(values))
+
+
+def _num_chars(value: Any, depth: int = 0) -> int:
+    """About the length of the text that `value` becomes, deeper levels indented by one; more than the bound is as good
+    as infinite. A list may have the same text a million times, so this must be known before it is written.
+    """
+    if isinstance(value, str | bytes):
+        return len(value)
+    parts: Any
+    if isinstance(value, Mapping):
+        parts = itertools.chain.from_iterable(value.items())
+    elif isinstance(value, list | tuple | set | frozenset | range | MappingView):
+        parts = value
+    else:
+        return MAX_CHARS + 1 if isinstance(value, Namespace) else 1  # nobody writes one of these
+    total = 0
+    for part in parts:
+        total += 1 + depth + _num_chars(part, depth + 1)
+        if total > MAX_CHARS:
+            break
+    return total
 
 
 def _step(count: int = 1) -> None:
