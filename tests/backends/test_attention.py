@@ -11,7 +11,8 @@ from octavo.backends.cpu import _native
 from octavo.core.records import KVGroup
 from octavo.graph.builder import GraphBuilder
 from octavo.graph.reference import ReferenceBatch
-from octavo.graph.schema import Add, Attention, RopeTable
+from octavo.graph.schema import Add, Attention, Linear, RopeTable
+from octavo.quantization.formats import WeightType
 from tests.backends.harness import ISAS, MAX_TOKENS, Bench, Native, Pair, stored
 
 pytestmark = pytest.mark.parametrize("isa", ISAS)
@@ -110,6 +111,20 @@ def compare(
         assert np.abs(got - want).max() < tolerance * np.abs(want).max()
         for s, c in zip(chosen, counts, strict=True):
             done[s] += c
+
+
+@pytest.mark.parametrize("head_dim", [32, 40])
+def test_attention_feeds_an_int8_product_even_if_blocks_of_32_span_heads(isa: str, head_dim: int) -> None:
+    bench, rng = Bench(), np.random.default_rng(head_dim)
+    q, k, v = (bench.rows(name, rng.normal(size=(VOCAB, 4 * head_dim))) for name in "qkv")
+    heads = {"num_heads": 4, "num_kv_heads": 4, "head_dim": head_dim, "scale": 0.2}
+    x = bench.g(Attention(q, k, v, rope=None, rope_interleaved=False, group=0, layer=0, **heads))
+    w = bench.weight("w", rng.normal(size=(48, 4 * head_dim)), WeightType.Q8_0)
+    pair = bench.build(bench.g(Linear(x, (w,), (None,))), (KVGroup("full", 1, 4, head_dim),))
+    native = pair.native(isa, float_activations=False, num_blocks=4)
+    got = native.step(np.arange(40), [40], [0], np.arange(4, dtype=np.int32).reshape(1, 4))
+    want = pair.expected(40)
+    assert np.abs(got - want).max() < 0.01 * np.abs(want).max()
 
 
 @pytest.mark.parametrize("kv_dtype", list(TOLERANCE))

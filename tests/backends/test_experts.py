@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from octavo.backends.cpu.lowering import lower
+from octavo.core.errors import ConfigError
 from octavo.graph.schema import (
     Activation,
     Add,
@@ -116,6 +118,15 @@ def test_two_mixtures_in_a_row_do_not_mix(isa: str) -> None:
     y = bench.g(CombineExperts(bench.g(ExpertLinear(bench.g(Dispatch(x, routes)), routes, w)), routes))
     pair = bench.build(bench.g(SelectRows(y)))
     assert relative_error(pair.native(isa).rows(20, (3, 19)), pair.expected(20, (3, 19))) < 2e-6
+
+
+def test_more_routes_than_float32_can_count_are_refused(isa: str) -> None:
+    bench = Bench()
+    graph = bench.build(mixture(bench, 4, 2, 32, 32, WeightType.F32)[0]).graph
+    kinds = {name: tensor.type for name, tensor in bench.tensors.items()}
+    lower(graph, kinds, float_activations=True, max_tokens=1 << 23, max_sequences=1)
+    with pytest.raises(ConfigError, match=r"is 8,388,609 and each token goes to 2 experts; at most 16,777,216"):
+        lower(graph, kinds, float_activations=True, max_tokens=(1 << 23) + 1, max_sequences=1)
 
 
 def test_operations_that_do_not_follow_their_own_route_are_refused(isa: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.cpu import _native
-from octavo.core.errors import ModelFileError
+from octavo.core.errors import ConfigError, ModelFileError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.passes import fuse, map_tensors, plan_arena
 from octavo.graph.schema import (
@@ -26,6 +26,7 @@ from octavo.graph.schema import (
     ExpertLinear,
     GatedLinear,
     Linear,
+    Route,
     Rows,
     Scale,
     Softcap,
@@ -36,6 +37,7 @@ from octavo.quantization.formats import WeightType
 
 MAX_HEAD_DIM = 256
 MAX_ROW_WIDTH = 1 << 17  # float32 values in a thread's scratch memory
+MAX_ROUTES = 1 << 24  # of a step: their numbers stand in float32 rows
 BLOCK = 32  # values that share a scale in int8 storages
 
 
@@ -96,7 +98,9 @@ def lower(
     max_tokens: int,
     max_sequences: int,
 ) -> Lowered:
-    """max_tokens, max_sequences: rows a step can have of each kind. Raises ModelFileError for what has no kernel."""
+    """max_tokens, max_sequences: rows a step can have of each kind. Raises ModelFileError for what has no
+    kernel, ConfigError for more rows than it can count.
+    """
 
     def wanted_by(weight: Weight) -> Storage:
         kind = weight_types[weight.name]
@@ -116,6 +120,11 @@ def lower(
     for node in graph.nodes:
         if isinstance(node.op, Attention) and node.op.head_dim > MAX_HEAD_DIM:
             raise ModelFileError(f"head size is {node.op.head_dim}; at most {MAX_HEAD_DIM} is supported")
+        if isinstance(node.op, Route) and max_tokens * node.op.top_k > MAX_ROUTES:
+            raise ConfigError(
+                f"--max-num-batched-tokens is {max_tokens:,} and each token goes to {node.op.top_k} experts; at most "
+                f"{MAX_ROUTES:,} rows of experts are possible in a step: choose a smaller --max-num-batched-tokens"
+            )
         for t in node.outputs:
             if t.rows is Rows.TOKENS and t.width > MAX_ROW_WIDTH:
                 raise ModelFileError(f"a token's row has {t.width:,} values; at most {MAX_ROW_WIDTH:,} are supported")
