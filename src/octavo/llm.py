@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import logging
 import math
 import signal
 import threading
@@ -22,6 +23,8 @@ from octavo.engine.frontend import Detokenizer, Frontend
 from octavo.engine.model_location import locate_model
 from octavo.engine.process import EngineLike
 from octavo.engine.text_side import load_text_side
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | list[int]
 Message = Mapping[str, Any]
@@ -78,6 +81,8 @@ class LLM:
         clock = SystemClock()
         text = load_text_side(config)
         engine = Engine(config)
+        for warning in engine.info.warnings:
+            logger.warning("octavo: %s", warning)
         frontend = Frontend(text.tokenizer, text.template, engine.info, config.seed)
         self._attach(engine, frontend, clock, text.defaults.params())
 
