@@ -318,3 +318,17 @@ def test_evicting_a_full_block_forgets_what_was_built_upon_it() -> None:
     for _ in range(3):  # two blocks without content, then the full block of the last node
         cache.pool.allocate()
     assert cache.num_blocks_cached == 4
+
+
+def test_a_block_behind_the_window_is_kept_until_its_tokens_are_known() -> None:
+    sliding = KVGroup("sliding", num_layers=1, num_kv_heads=1, head_dim=1, kind="sliding", window=2)
+    cache = KVCacheManager(8, SIZE, groups=(sliding,))
+    seq = admitted(cache, sequence(prompt(SIZE - 1)))
+    for end in range(SIZE, 2 * SIZE + 2):  # planned ahead: none of the sampled tokens has been told
+        assert cache.grow(seq, end)
+        compute(cache, seq, end)
+    seq.token_ids += prompt(SIZE + 1)
+    cache.commit(seq)
+    cache.check_invariants()
+    cache.free(seq)
+    assert cache.num_blocks_cached == 2, "both whole blocks are in the index"

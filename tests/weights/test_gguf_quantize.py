@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -111,6 +112,11 @@ def test_what_cannot_be_done_is_said(source: Path, tmp_path: Path) -> None:
         quantize(source, tmp_path, "q8_0")
     with pytest.raises(ModelFileError, match=r"cannot write .*No such file or directory"):
         quantize(source, tmp_path / "gone" / "out.gguf", "q8_0")
+    with pytest.raises(ModelFileError, match=r"cannot write .*name too long.*: name another place"):
+        quantize(source, tmp_path / ("x" * 300), "q8_0")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is no regular file"):  # a device, for one, must not become a file
+        quantize(source, tmp_path / "pipe", "q8_0", force=True)
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text("{}")
     (tmp_path / "hf" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")

@@ -6,6 +6,7 @@ Names and rules are vLLM's. Knows neither requests nor the engine.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,9 +70,9 @@ def _path(config: EngineConfig) -> Path | None:
     if config.generation_config == "vllm":
         return None
     if config.generation_config != "auto":
-        named = Path(config.generation_config).expanduser()
-        path = named / FILE_NAME if named.is_dir() else named
-        if not path.is_file():
+        named = Path(os.path.expanduser(config.generation_config))
+        path = named / FILE_NAME if os.path.isdir(named) else named
+        if not os.path.isfile(path):
             raise ConfigError(
                 f'--generation-config is {str(named)!r}; it must be "auto", "vllm", a file or a folder with {FILE_NAME}'
             )

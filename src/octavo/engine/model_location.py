@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -50,15 +51,13 @@ def _locate_tokenizer(named: str, config: EngineConfig) -> str:
 def _local(named: str) -> Path | None:
     """The file or folder of this machine, None if there is nothing of this name."""
     try:
-        path = Path(named).expanduser()
+        path = Path(os.path.expanduser(named))
         if not named or not path.exists():
             return None
         if path.is_dir() or path.is_file():
             return path
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user whom nobody knows
-        raise ModelFileError(
-            f"cannot look at {shorten(named)!r} ({getattr(error, 'strerror', error)}): check the path"
-        ) from error
+    except OSError as error:
+        raise ModelFileError(f"cannot look at {shorten(named)!r} ({error.strerror}): check the path") from error
     raise ModelFileError(f"{named!r} is no regular file: give the path of a GGUF file or of a model's folder")
 
 
@@ -75,7 +74,7 @@ def _fetched(named: str, revision: str | None, config: EngineConfig, *, tokenize
 
 def _name(named: str | None, path: Path) -> str:
     """A hub name as it was given; else the file's name without its ending, or the folder's."""
-    if named is not None and not Path(named).expanduser().exists():
+    if named is not None and not Path(os.path.expanduser(named)).exists():
         return named
     path = path.resolve()
     return path.name if path.is_dir() else re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)

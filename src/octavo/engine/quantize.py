@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -32,12 +33,14 @@ def quantize_model(
     weights that is done. Raises ConfigError for what the user can name otherwise, ModelFileError for the files.
     """
     mix = mix_of(type_name)
-    path = Path(target).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(target))
+    if os.path.isdir(path):  # unlike Path.is_dir, also of what cannot be a name
         raise ConfigError(f"{target!r} is a folder: give the path of the file to write, such as {path / 'model.gguf'}")
-    if path.exists() and not force:
+    if os.path.exists(path) and not os.path.isfile(path):  # written over, a device would be a file from then on
+        raise ConfigError(f"{target!r} is no regular file: give the path of the file to write")
+    if os.path.exists(path) and not force:
         raise ConfigError(f"{target!r} is there already: choose another name, or write over it with --force")
-    checkpoint = open_checkpoint(Path(source).expanduser())
+    checkpoint = open_checkpoint(Path(os.path.expanduser(source)))
     if not isinstance(checkpoint, GGUFFile):
         checkpoint.close()
         raise ConfigError(

@@ -239,8 +239,7 @@ class KVCacheManager:
             block_tables,
             num_blocks=tuple(map(len, block_tables)),
             capacity=min([table.capacity for table in tables]),
-            # Taking blocks may have evicted what was matched, if the sequence needs none of it (a window of one token).
-            node=match.node if match.node.state is NodeState.READY else None,
+            node=match.node,
             owned=self._announce(seq, match),
             num_committed_blocks=len(match.nodes),
         )
@@ -248,6 +247,7 @@ class KVCacheManager:
     def _announce(self, seq: Sequence, match: PrefixMatch) -> list[PrefixNode]:
         """Become the owner of the nodes of the whole blocks behind the match; returns them, the first one last."""
         nodes: list[PrefixNode] = []
+        # Taking blocks may have evicted what was matched, if the sequence needs none of it (a window of one token).
         if self.enable_prefix_caching and match.node.state is NodeState.READY:
             parent, salt = match.node, seq.request.cache_salt
             for i in range(len(match.nodes), seq.num_tokens // self.block_size):

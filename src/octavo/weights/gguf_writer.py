@@ -85,7 +85,9 @@ def _replacing(path: Path, data_bytes: int) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
-        remedy = f": {data_bytes:,} bytes are needed there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise ModelFileError(f"cannot write {path} ({error.strerror}){remedy}") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = f"{data_bytes:,} bytes are needed there" if full else "name another place"
+        raise ModelFileError(f"cannot write {path} ({error.strerror}): {remedy}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()

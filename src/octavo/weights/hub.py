@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -171,7 +172,7 @@ def _distinct_part(name: str) -> str:
 def _cache(download_dir: str | None) -> Path:
     from huggingface_hub import constants
 
-    return Path(download_dir or constants.HF_HUB_CACHE).expanduser()
+    return Path(os.path.expanduser(download_dir or constants.HF_HUB_CACHE))
 
 
 def _copy(cache: Path, repo: str, revision: str | None) -> Path | None:
