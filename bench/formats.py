@@ -1,6 +1,6 @@
 """Measures every weight format: bits, accuracy and speed, of the built-in model and of one product alone.
 
-    python bench/formats.py [--folder DIR] [--part accuracy|speed|products] [--only NAME ...]
+    python bench/formats.py [--folder DIR] [--part accuracy|speed|products] [--only NAME ...] [--threads N]
 
 The built-in model in float32 is the original. It is written as each type of `octavo quantize`, and packed in memory as
 Hugging Face checkpoints have it; then its logits on tests/data/essay.txt are compared with the original's (float32
@@ -51,8 +51,8 @@ ESSAY = Path(__file__).parent.parent / "tests" / "data" / "essay.txt"
 POSITIONS = 2048
 LOGITS_AT_ONCE = 128
 PREFILL = 512  # tokens in one step
-PROMPT, STEPS = 128, 128  # tokens before and while decoding is timed
-RUNS = 5
+PROMPT, STEPS = 128, 4  # tokens before and while decoding is timed
+SECONDS, LEAST_RUNS, PAUSE = 3.0, 5, 0.02  # of each timing
 BLOCK_SIZE, BLOCKS = 16, POSITIONS // 16
 
 GPTQ_GROUP = 64  # 128 is more usual, but no divisor of the model's 576
@@ -118,14 +118,17 @@ def with_zero_point(x: F32, kind: WeightType) -> U8:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Tokens (or GB, or GOP) a second in each run."""
+    """Tokens (or GB, or GOP) a second in each run. The best run counts: others' work can only slow one down."""
 
     rates: list[float]
 
+    @property
+    def best(self) -> float:
+        return max(self.rates)
+
     def __str__(self) -> str:
-        low, middle, high = min(self.rates), statistics.median(self.rates), max(self.rates)
-        digits = 0 if middle >= 100 else 1
-        return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+        digits = 0 if self.best >= 100 else 1
+        return f"{self.best:,.{digits}f} (median of {len(self.rates)}: {statistics.median(self.rates):,.{digits}f})"
 
 
 class Model:
@@ -150,7 +153,7 @@ class Model:
             )
             model.pack()
             self.num_weights = sum(map(prod, file.shapes.values()))
-        self.weight_bytes = model.weight_bytes
+        self._threads, self.weight_bytes = threads, model.weight_bytes
         self.shares = Counter[str]()
         for t in tensors.values():
             if len(t.shape) > 1:
@@ -180,20 +183,27 @@ class Model:
             for at in range(PROMPT, PROMPT + STEPS):
                 self.run(tokens[at : at + 1], at, row)
 
-        return timed(steps, STEPS)
+        return timed(steps, STEPS, self._threads)
 
     def prefill(self, tokens: NDArray[np.int32]) -> Timed:
         row = np.array([PREFILL - 1], np.int32)
-        return timed(lambda: self.run(tokens[:PREFILL], 0, row), PREFILL)
+        return timed(lambda: self.run(tokens[:PREFILL], 0, row), PREFILL, self._threads)
 
 
-def timed(work: Callable[[], None], amount: float) -> Timed:
+def timed(work: Callable[[], None], amount: float, threads: int) -> Timed:
+    """Short runs for some seconds, with pauses in which the machine's other processes have their turn.
+
+    A single thread's own time is counted, so that on a busy machine the turns of others are left out.
+    """
+    clock = time.thread_time if threads == 1 else time.perf_counter
     work()  # warm
-    rates = []
-    for _ in range(RUNS):
-        begin = time.perf_counter()
+    rates: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while len(rates) < LEAST_RUNS or time.perf_counter() < end:
+        time.sleep(PAUSE)
+        begin = clock()
         work()
-        rates.append(amount / (time.perf_counter() - begin))
+        rates.append(amount / (clock() - begin))
     return Timed(rates)
 
 
@@ -280,7 +290,7 @@ def report_speed(folder: Path, names: list[str], tokens: NDArray[np.int32], thre
     for name in names:
         model = originals.open(name, threads)
         decode, megabytes = model.decode(tokens), model.weight_bytes / 1e6
-        per_second = statistics.median(decode.rates) * megabytes / 1e3
+        per_second = decode.best * megabytes / 1e3
         row(name, f"{megabytes:.1f}", str(decode), f"{per_second:.1f}", str(model.prefill(tokens)))
 
 
@@ -339,8 +349,8 @@ def report_products(threads: int) -> None:
     for kind in NATURAL_STORAGE:
         products = Products(kind, threads)
         form = FORMATS[kind]
-        one = timed(partial(products.run, 1), products.weight_bytes / 1e9)
-        many = timed(partial(products.run, PREFILL), 2e-9 * products.num_weights * PREFILL)
+        one = timed(partial(products.run, 1), products.weight_bytes / 1e9, threads)
+        many = timed(partial(products.run, PREFILL), 2e-9 * products.num_weights * PREFILL, threads)
         row(
             kind.name,
             f"{8 * form.block_bytes / form.block_length:.2f}",
@@ -360,7 +370,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="keep the files of the model in all types here (5 GB)")
     parser.add_argument("--part", choices=("accuracy", "speed", "products"), help="only this table")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=(*MIXES, *IN_MEMORY), help="only these types")
-    parser.add_argument("--threads", type=int, default=available_threads())
+    parser.add_argument(
+        "--threads", type=int, default=available_threads(), help="1 for figures that load does not change"
+    )
     args = parser.parse_args()
     names = args.only or [*MIXES, *IN_MEMORY]
     with tempfile.TemporaryDirectory() as temporary:
