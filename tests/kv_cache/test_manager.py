@@ -332,3 +332,12 @@ def test_a_block_behind_the_window_is_kept_until_its_tokens_are_known() -> None:
     cache.check_invariants()
     cache.free(seq)
     assert cache.num_blocks_cached == 2, "both whole blocks are in the index"
+
+
+def test_nobody_waits_for_a_block_that_is_computed_again_while_it_is_there() -> None:
+    cache = KVCacheManager(16, SIZE)
+    a = admitted(cache, sequence(prompt(2 * SIZE)))
+    compute(cache, a)
+    b = admitted(cache, sequence(prompt(2 * SIZE)))  # computes its last token again, and its block with it
+    assert b.num_cached_tokens == SIZE
+    assert admitted(cache, sequence(prompt(3 * SIZE))).num_cached_tokens == 2 * SIZE
