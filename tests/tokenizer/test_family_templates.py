@@ -231,3 +231,8 @@ def test_long_chats_are_far_from_the_bounds() -> None:
 def test_each_rendering_has_its_own_bounds() -> None:
     template = ChatTemplate("{% for i in range(90000) %}{% endfor %}done", "", "")
     assert [template.render([]) for _ in range(9)] == ["done"] * 9
+
+
+def test_a_template_of_many_megabytes_is_not_compiled() -> None:
+    with pytest.raises(InvalidRequestError, match="has 1,048,577 characters, the limit is 1,048,576"):
+        ChatTemplate("x" * (2**20 + 1), "", "").render([USER])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from octavo.tokenizer.template_sandbox import ChatTemplateEnvironment
 
 MAX_PROMPT_CHARS = 1 << 24
+MAX_TEMPLATE_CHARS = 1 << 20  # the largest in use have 30,000
 _GGUF_KEY = "tokenizer.chat_template"
 
 
@@ -98,6 +99,12 @@ class ChatTemplate:
 
     def _compiled(self, tools: object, documents: object) -> jinja2.Template:
         name = self._chosen(tools, documents)
+        if len(self._sources[name]) > MAX_TEMPLATE_CHARS:
+            raise InvalidRequestError(
+                f"the chat template has {len(self._sources[name]):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}: "
+                "use completions with a plain prompt",
+                param="messages",
+            )
         with self._lock:
             if name not in self._templates:
                 self._templates[name] = self._environment.from_string(self._sources[name])
