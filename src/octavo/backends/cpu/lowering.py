@@ -114,6 +114,21 @@ def lower(
         may_pair=lambda a, b: weight_types[a.name] == weight_types[b.name],
         may_share_input=lambda a, b: wanted_by(a) == wanted_by(b),
     )
+    _check_limits(graph, max_tokens)
+    graph, storage = _choose_storages(graph, wanted_by)
+    num_rows = {Rows.TOKENS: max_tokens, Rows.SELECTED: max_sequences}
+    arena = plan_arena(graph, lambda t: num_rows[t.rows] * t.copies * _native.row_bytes(storage[t.id], t.width))
+    weights = tuple(graph.weights.values())
+    weight_ids = {w: i for i, w in enumerate(weights)}
+    tensors = np.zeros((1 + max(t.id for n in graph.nodes for t in n.outputs), 5), np.int64)
+    for node in graph.nodes:
+        for t in node.outputs:
+            tensors[t.id] = (arena.offsets[t.id], t.width, t.rows.value, t.copies, storage[t.id])
+    records = [word for node in graph.nodes for word in _encode(node, weight_ids)]
+    return Lowered(graph, weights, np.array(records, np.int64), tensors, arena.num_bytes)
+
+
+def _check_limits(graph: Graph, max_tokens: int) -> None:
     if len({(g.num_kv_heads, g.head_dim) for g in graph.kv_groups}) > 1:
         heads = ", ".join(f"{g.name} {g.num_kv_heads} x {g.head_dim}" for g in graph.kv_groups)
         raise ModelFileError(f"layers differ in KV heads ({heads}); one pool of cache blocks needs them alike")
@@ -128,17 +143,6 @@ def lower(
         for t in node.outputs:
             if t.rows is Rows.TOKENS and t.width > MAX_ROW_WIDTH:
                 raise ModelFileError(f"a token's row has {t.width:,} values; at most {MAX_ROW_WIDTH:,} are supported")
-    graph, storage = _choose_storages(graph, wanted_by)
-    num_rows = {Rows.TOKENS: max_tokens, Rows.SELECTED: max_sequences}
-    arena = plan_arena(graph, lambda t: num_rows[t.rows] * t.copies * _native.row_bytes(storage[t.id], t.width))
-    weights = tuple(graph.weights.values())
-    weight_ids = {w: i for i, w in enumerate(weights)}
-    tensors = np.zeros((1 + max(t.id for n in graph.nodes for t in n.outputs), 5), np.int64)
-    for node in graph.nodes:
-        for t in node.outputs:
-            tensors[t.id] = (arena.offsets[t.id], t.width, t.rows.value, t.copies, storage[t.id])
-    records = [word for node in graph.nodes for word in _encode(node, weight_ids)]
-    return Lowered(graph, weights, np.array(records, np.int64), tensors, arena.num_bytes)
 
 
 def _choose_storages(graph: Graph, wanted_by: Callable[[Weight], Storage]) -> tuple[Graph, dict[int, Storage]]:
