@@ -4,13 +4,14 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 import octavo
 from octavo.core.clock import VirtualClock
 from octavo.core.config import EngineConfig
-from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
+from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError, ModelFileError
 from octavo.core.records import FinishReason, RequestOutput, SamplingParams
 from octavo.llm import LLM, Logprob
 from tests.server.fake_engine import FAIL, REFUSE, FakeEngine, frontend
@@ -188,6 +189,17 @@ def test_leaving_the_context_closes_the_engine(llm: LLM, engine: FakeEngine) -> 
 def test_an_option_of_the_wrong_type_is_refused_by_name(option: str) -> None:
     with pytest.raises(ConfigError, match=option.replace("_", "-")):
         LLM(__file__, **{option: "8"})
+
+
+@pytest.mark.parametrize("option", ["model", "tokenizer", "download_dir", "generation_config", "dtype", "hf_overrides"])
+def test_an_option_that_is_no_text_is_refused_by_name(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')} is 5; it must be"):
+        LLM(**{option: 5})  # type: ignore[arg-type]
+
+
+def test_a_model_may_be_named_by_a_path_object(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="does not exist"):
+        LLM(tmp_path / "nothing.gguf")
 
 
 def test_a_misspelt_option_suggests_the_right_one() -> None:

@@ -7,6 +7,7 @@ import difflib
 import itertools
 import logging
 import math
+import os
 import signal
 import threading
 from collections import deque
@@ -74,7 +75,7 @@ class LLM:
     Raises ConfigError, ModelFileError. Close it, or use it in a `with`, to give the memory back.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         config = locate_model(_engine_config(model, options))
         from octavo.engine.engine import Engine  # only here are the kernels loaded
 
@@ -306,7 +307,7 @@ def _interrupts_wait() -> Iterator[None]:
         handler(*caught[0])
 
 
-def _engine_config(model: str | None, options: Mapping[str, Any]) -> EngineConfig:
+def _engine_config(model: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> EngineConfig:
     names = [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
     renamed = {OPTION_ALIASES.get(name, name): value for name, value in options.items()}
     for name in renamed:
@@ -314,7 +315,7 @@ def _engine_config(model: str | None, options: Mapping[str, Any]) -> EngineConfi
             near = difflib.get_close_matches(name, [*names, *OPTION_ALIASES], n=1)
             hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(names)}"
             raise ConfigError(f"LLM has no option {name!r}: {hint}")
-    return EngineConfig(model=model, **renamed)
+    return EngineConfig(model=str(model) if isinstance(model, os.PathLike) else model, **renamed)
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -70,6 +70,10 @@ class EngineConfig:
         if type(b) is not int or not MIN_BLOCK_SIZE <= b <= MAX_BLOCK_SIZE or b & (b - 1):
             bounds = f"from {MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}"
             raise ConfigError(f"--block-size is {b!r}; it must be a power of two {bounds}")
+        for name in ("model", "served_model_name", "tokenizer", "revision", "download_dir", "isa", "generation_config"):
+            text = getattr(self, name)
+            if not isinstance(text, str) and (text is not None or name == "generation_config"):
+                raise ConfigError(f"--{name.replace('_', '-')} is {text!r}; it must be text")
         choice("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         choice("--activation-dtype", self.activation_dtype, ACTIVATION_DTYPES)
         choice("--dtype", self.dtype, DTYPES)
