@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
-from octavo.quantization.encode import quantized
 from octavo.quantization.formats import FORMATS, WeightType
 from octavo.weights.checkpoint import StoredTensor
 
@@ -68,9 +67,15 @@ def _quantized(t: StoredTensor, kind: WeightType) -> StoredTensor:
     """In 8 bits where rows are not whole blocks of the type, and as it is where they are not of that either."""
     for each in (kind, WeightType.Q8_0):
         if t.shape[-1] % FORMATS[each].block_length == 0:
-            return quantized(t, each)
+            return _encoded(t, each)
     return t
 
 
 def _as_float(t: StoredTensor, kind: WeightType) -> StoredTensor:
-    return t if t.type not in FLOATS or t.type is kind or len(t.shape) == 1 else quantized(t, kind)
+    return t if t.type not in FLOATS or t.type is kind or len(t.shape) == 1 else _encoded(t, kind)
+
+
+def _encoded(t: StoredTensor, kind: WeightType) -> StoredTensor:
+    from octavo.quantization.encode import quantized  # a start that packs nothing need not wait for it
+
+    return quantized(t, kind)

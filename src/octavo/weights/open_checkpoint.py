@@ -8,7 +8,6 @@ from pathlib import Path
 from octavo.core.errors import ModelFileError
 from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.gguf import GGUFFile, split_paths
-from octavo.weights.safetensors import HFCheckpoint
 
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 
@@ -26,6 +25,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             )
         return GGUFFile.open(path)
     if any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists():
+        from octavo.weights.safetensors import HFCheckpoint  # 15 ms that a GGUF's start need not wait for
+
         return HFCheckpoint.open(path)
     models = gguf_models(path.glob("*.gguf"))
     if len(models) == 1:
