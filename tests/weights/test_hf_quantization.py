@@ -348,3 +348,11 @@ def test_compressed_tensors_own_packing(tmp_path: Path) -> None:
     found = checkpoint(tmp_path, CT, tensors)
     wide_zeros, wide_scales = (np.repeat(t.double().numpy(), 32, axis=1) for t in (zeros, scales))
     assert_stands_for(found, WeightType.U4, (codes.double().numpy() - wide_zeros) * wide_scales)
+
+
+def test_the_method_is_known_of_a_text_part_too(tmp_path: Path) -> None:
+    quantized = {"quant_method": "fp8"}
+    for config, method in (({"text_config": {"quantization_config": quantized}}, "fp8"), ({}, None)):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+        assert HFCheckpoint.open(tmp_path).quantized_by == method

@@ -23,6 +23,7 @@ class FakeCheckpoint:
     tensors: Mapping[str, StoredTensor]
     path: Path = Path("fake")
     kind: Literal["gguf", "hf"] = "hf"
+    quantized_by: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from octavo.engine.text_side import load_vocabulary, vocabulary_warnings
 from octavo.kv_cache.manager import KVCacheManager
 from octavo.runner.runner import Runner
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
-from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.open_checkpoint import open_checkpoint
 
 DEFAULT_KV_CACHE_DTYPE = "bfloat16"
@@ -59,7 +57,7 @@ class Engine:
             self._vocabulary = load_vocabulary(config, checkpoint)
             self._eos_token_ids = self._vocabulary.eos_token_ids | load_generation_defaults(config).eos_token_ids
             warnings += vocabulary_warnings(self._vocabulary, self._eos_token_ids, model.vocab_size)
-            tensors = packed(loaded.tensors, config, _method(checkpoint))
+            tensors = packed(loaded.tensors, config, checkpoint.quantized_by)
             max_model_len = _max_model_len(config, model.max_position_embeddings)
             budget_tokens = _max_num_batched_tokens(config, warnings)
             executor = create_executor(config.isa, config.threads)
@@ -235,15 +233,6 @@ def _processor_name() -> str:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
-
-
-def _method(checkpoint: Checkpoint) -> str | None:
-    """How the files are quantized, by the name that --quantization has for it."""
-    if checkpoint.kind == "gguf":
-        return "gguf"
-    section = checkpoint.config.get("quantization_config")
-    method = section.get("quant_method") if isinstance(section, Mapping) else None
-    return method if isinstance(method, str) else None
 
 
 def _max_model_len(config: EngineConfig, limit: int) -> int:

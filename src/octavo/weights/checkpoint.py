@@ -15,11 +15,13 @@ from octavo.quantization.stored_tensor import StoredTensor as StoredTensor  # ba
 class Checkpoint(Protocol):
     """kind: whose names settings and tensors have. config: GGUF metadata, or config.json. shapes: of every tensor by
     name, as numbers (a matrix that is stored packed counts as the [out_features, in_features] that it stands for).
+    quantized_by: the method by which its maker has packed it, by its own name, or None.
     warnings: what a user should know of how the files were read, whole sentences.
     """
 
     path: Path
     kind: Literal["gguf", "hf"]
+    quantized_by: str | None
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     warnings: list[str]

@@ -79,6 +79,7 @@ class GGUFFile:
     ) -> None:
         self.path = path
         self.kind: Literal["gguf", "hf"] = "gguf"
+        self.quantized_by: str | None = "gguf"
         self.metadata = metadata
         self.tensors = tensors
         self.config: Mapping[str, Any] = metadata

@@ -18,7 +18,7 @@ inputs whose groups do not lie in blocks of 32 (GPTQ's desc_act) are quantized a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,15 @@ _AWQ_COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """tensors: what makes each tensor, by name. shapes: of each. warnings: whole sentences for the user."""
+    """tensors: what makes each tensor, by name. shapes: of each. warnings: whole sentences for the user.
+
+    quantized_by: the method, as the checkpoint calls it.
+    """
 
     tensors: Mapping[str, Make]
     shapes: Mapping[str, tuple[int, ...]]
     warnings: list[str] = field(default_factory=list)
+    quantized_by: str | None = None
 
 
 def plain_and_packed(path: Path, config: Mapping[str, Any], raw: Mapping[str, RawTensor]) -> Contents:
@@ -70,7 +74,7 @@ def plain_and_packed(path: Path, config: Mapping[str, Any], raw: Mapping[str, Ra
         )
     checkpoint = _Checkpoint(path, settings, raw)
     module_reader(checkpoint)
-    return checkpoint.contents()
+    return replace(checkpoint.contents(), quantized_by=method)
 
 
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -37,12 +37,14 @@ class HFCheckpoint:
         tensors: Mapping[str, Callable[[], StoredTensor]],
         shapes: Mapping[str, tuple[int, ...]],
         warnings: list[str],
+        quantized_by: str | None,
     ) -> None:
         self.path = path
         self.kind: Literal["gguf", "hf"] = "hf"
         self.config: Mapping[str, Any] = config
         self.shapes = shapes
         self.warnings = warnings
+        self.quantized_by = quantized_by
         self._tensors = tensors
         self._files = files
 
@@ -59,7 +61,7 @@ class HFCheckpoint:
             for file in files:
                 file.close()
             raise
-        return cls(folder, config, files, contents.tensors, contents.shapes, contents.warnings)
+        return cls(folder, config, files, contents.tensors, contents.shapes, contents.warnings, contents.quantized_by)
 
     def tensor(self, name: str) -> StoredTensor:
         """Raises KeyError for a name that is not in `shapes`, ModelFileError for a type that is not supported."""
