@@ -308,3 +308,13 @@ def test_a_batch_that_points_outside_of_memory_is_refused(
     with pytest.raises(ValueError, match=problem):
         native.step(np.zeros(4), counts, first, np.array(table, np.int32))
     assert np.isfinite(native.step(np.zeros(4), [4], [0], np.array([[3]], np.int32))).all()
+
+
+@pytest.mark.parametrize("windows", [(0, 4), (4, 0), (40, 4), (4, 40)])
+def test_blocks_that_the_widest_window_of_a_group_sees_must_be_there(isa: str, windows: tuple[int, int]) -> None:
+    table = np.array([[-1, 1, 2]], np.int32)
+    native = attention_pair(1, 1, 32, windows=windows).native(isa, num_blocks=4)
+    with pytest.raises(ValueError, match="block outside the pool"):
+        native.step(np.zeros(2), [2], [45], table)
+    native = attention_pair(1, 1, 32, windows=(4, 4)).native(isa, num_blocks=4)
+    native.step(np.zeros(2), [2], [45], table)
