@@ -24,7 +24,7 @@ serve: $(VENV)/.installed $(VENV)/.model ## install octavo and its built-in mode
 	$(BIN)/octavo serve $(ARGS)
 
 test: lint $(VENV)/.model ## all checks, then the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-aarch64: build/aarch64/.prepared $(VENV)/.tested-with ## the kernel tests on emulated processors: 64-bit Arm, older x86-64
 	tests/emulated.sh x86 $(abspath $(BIN)/python)
