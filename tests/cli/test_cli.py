@@ -16,12 +16,12 @@ from octavo.cli import options, terminal
 from octavo.cli.main import main
 from octavo.cli.options import engine_config, human_int
 from octavo.cli.remote import RemoteModel
-from octavo.cli.serve import listen
 from octavo.core.clock import VirtualClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
 from octavo.core.records import SamplingParams
 from octavo.llm import LLM
+from octavo.server.sockets import listen
 from tests.server.fake_engine import FakeEngine, frontend
 from tests.server.harness import ServerProcess, fake_server
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,8 +19,13 @@ from pathlib import Path
 
 import openai
 
+from octavo.server.settings import KEY_VARIABLES
+
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name not in KEY_VARIABLES},
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+}
 START_SECONDS = 30
 
 
@@ -64,7 +71,7 @@ def server(command: Sequence[str]) -> Iterator[ServerProcess]:
         assert popen.stdout is not None
         for line in popen.stdout:
             process.lines.append(line)
-            if match := re.search(r"at (http://\S+)/v1", line):
+            if match := re.search(r"at ((?:https?://|unix:)[^\s\"]+)/v1", line):
                 process.url = match[1]
                 ready.set()
         ready.set()
@@ -82,10 +89,13 @@ def server(command: Sequence[str]) -> Iterator[ServerProcess]:
         popen.stdout.close()
 
 
-def fake_server(step_seconds: float = 0.0, port: int = 0, defaults: str = "{}") -> Iterator[ServerProcess]:
-    arguments = [str(port), str(step_seconds), "echo", defaults]
-    with server([sys.executable, "-m", "tests.server.fake_server", *arguments]) as process:
+def fake_server(step_seconds: float = 0.0, port: int = 0, flags: Sequence[str] = ()) -> Iterator[ServerProcess]:
+    with server(fake_server_command(step_seconds, port, flags)) as process:
         yield process
+
+
+def fake_server_command(step_seconds: float = 0.0, port: int = 0, flags: Sequence[str] = ()) -> list[str]:
+    return [sys.executable, "-m", "tests.server.fake_server", str(port), str(step_seconds), *flags]
 
 
 def openai_client(process: ServerProcess) -> openai.OpenAI:
@@ -99,6 +109,21 @@ def metric(process: ServerProcess, name: str) -> float:
     values = [line.rpartition(" ")[2] for line in lines if re.match(rf"octavo:{name}[{{ ]", line)]
     assert values, f"no metric octavo:{name}"
     return sum(map(float, values))
+
+
+_CONTENT = json.dumps({"prompt": ["x" * 500] * 40, "max_tokens": 500, "logprobs": 3}).encode()
+LONG_REPLY = (  # a request for 20,000 tokens in one reply of megabytes, after which the connection is closed
+    b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(_CONTENT) + _CONTENT
+)
+
+
+def read_slowly(sock: socket.socket) -> bytes:
+    """All that comes until the server closes, at about a megabyte and a half a second."""
+    received = b""
+    while chunk := sock.recv(1 << 16):
+        received += chunk
+        time.sleep(len(chunk) / 1.5e6)
+    return received
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

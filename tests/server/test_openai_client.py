@@ -58,7 +58,7 @@ def test_without_max_tokens_a_chat_may_fill_the_model_and_a_completion_gets_16(c
 
 
 def test_a_default_of_the_makers_gives_way_to_what_fits_and_to_what_is_asked() -> None:
-    for process in fake_server(defaults='{"max_new_tokens": 1000}'):
+    for process in fake_server(flags=["--override-generation-config", '{"max_new_tokens": 1000}']):
         client = openai_client(process)
         chat = client.chat.completions.create(model=MODEL_NAME, messages=USER)
         assert chat.usage is not None

@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 600  # without a word from the server
 class RemoteModel:
     """The text side of one server. Raises ConfigError if it cannot be reached."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         try:
             parts = urllib.parse.urlsplit(url)
             good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -28,6 +28,7 @@ class RemoteModel:
             raise ConfigError(f"--url is {url!r}; it must look like http://127.0.0.1:8000")
         self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._url = url
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._netloc = parts.netloc
         self._base = parts.path.rstrip("/").removesuffix("/v1")
 
@@ -53,7 +54,8 @@ class RemoteModel:
                     body["max_tokens"] = params.max_tokens
                 # What was no UTF-8 in the terminal is a lone surrogate here, which JSON should not have.
                 content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
-                connection.request("POST", self._base + route, content, {"Content-Type": "application/json"})
+                headers = {"Content-Type": "application/json", **self._headers}
+                connection.request("POST", self._base + route, content, headers)
                 reply = connection.getresponse()
                 if reply.status != 200:
                     raise _refusal(reply.status, reply.read())
@@ -72,7 +74,7 @@ class RemoteModel:
                 raise ConfigError(f"no answer from {self._url} ({error}): is the server running there?") from error
 
     def _get_model(self, connection: http.client.HTTPConnection) -> str:
-        connection.request("GET", self._base + "/v1/models")
+        connection.request("GET", self._base + "/v1/models", headers=self._headers)
         reply = connection.getresponse()
         content = reply.read()
         if reply.status != 200:

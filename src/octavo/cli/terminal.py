@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import closing, suppress
@@ -80,6 +81,7 @@ def _add_sampling_flags(parser: argparse.ArgumentParser, max_tokens: int | None)
     group = parser.add_argument_group("text")
     limit = "all that fits" if max_tokens is None else str(max_tokens)
     group.add_argument("--url", metavar="URL", help="ask this running server, as http://127.0.0.1:8000")
+    group.add_argument("--api-key", metavar="KEY", help="of that server, if it asks for one (OCTAVO_API_KEY)")
     group.add_argument("--max-tokens", type=human_int, default=max_tokens, help=f"length of an answer ({limit})")
     group.add_argument("--temperature", type=float, help=f"0 is greedy (the model's, or {TEMPERATURE})")
     group.add_argument("--top-p", type=float, help="sample from the likeliest tokens of this total (the model's, or 1)")
@@ -100,7 +102,9 @@ def _model(args: argparse.Namespace) -> tuple[TextModel, SamplingParams]:
             )
         from octavo.cli.remote import RemoteModel
 
-        return RemoteModel(args.url), _sampling_params(args, {})
+        return RemoteModel(args.url, args.api_key or os.environ.get("OCTAVO_API_KEY")), _sampling_params(args, {})
+    if args.api_key is not None:
+        raise ConfigError("--api-key is of a running server: name it with --url, or leave the key out")
     from octavo.llm import LLM
 
     config = engine_config(args)

@@ -66,6 +66,20 @@ class Frontend:
             self._refuse_length(f"at least {at_least:,}", param)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=True)
 
+    def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text that is no prompt, so of any length. Takes long for a long one: call it in a thread."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=True)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, that of special ones too. Raises InvalidRequestError for an id beyond the model's."""
+        vocab_size = self.info.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(
+                    f"tokens has id {token_id}; ids of this model go from 0 to {vocab_size - 1}", param="tokens"
+                )
+        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -2,50 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from octavo.core.errors import EngineDeadError, OctavoError, shorten
 from octavo.core.version import version
-from octavo.server import metrics
+from octavo.server import api_docs, metrics
+from octavo.server.api_docs import RouteEntry
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.errors import ApiError
-from octavo.server.protocol import ModelCard, ModelList
-from octavo.server.service import Service
+from octavo.server.gate import CLIENT_LEFT, OPEN_PATHS, Gate, KeyCheck
+from octavo.server.protocol import ChatBody, CompletionBody, ModelCard, ModelList
+from octavo.server.service import BodyMemory, Service
+from octavo.server.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize
 
 
 def create_app(service: Service) -> ASGIApp:
-    def route(path: str, endpoint: Callable[[Service, HttpRequest], Awaitable[Response]], method: str = "GET") -> Route:
-        return Route(path, partial(endpoint, service), methods=[method])
-
-    routes = [
-        route("/v1/chat/completions", chat_completions, "POST"),
-        route("/v1/completions", completions, "POST"),
-        route("/v1/models", list_models),
-        route("/v1/models/{model:path}", show_model),
-        route("/health", health),
-        route("/ping", health),
-        route("/metrics", show_metrics),
-        route("/version", show_version),
-    ]
+    """All routes behind the gate and the key check, as `service.settings` has them."""
+    settings = service.settings
+    entries = route_entries(with_docs=settings.docs)
     handlers = {
         ApiError: answer_error,
         OctavoError: answer_error,
-        HTTPException: partial(answer_http_error, routes),
+        HTTPException: partial(answer_http_error, entries),
         ClientDisconnect: answer_nobody,
         Exception: answer_error,
     }
-    return RequestIdEcho(Starlette(routes=routes, exception_handlers=handlers))  # type: ignore[arg-type]
+    starlette = Starlette(routes=[_route(service, e) for e in entries], exception_handlers=handlers)  # type: ignore[arg-type]
+    starlette.state.body_memory = BodyMemory()
+    app: ASGIApp = starlette
+    if settings.api_keys:
+        app = KeyCheck(app, settings.api_keys)
+    if settings.allowed_origins:
+        # Outside the key check: a browser asks without a key first, and wants to read why it was refused.
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.allowed_origins,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            allow_credentials=settings.allow_credentials,
+            expose_headers=("X-Request-Id",),
+        )
+    return Gate(app, settings)
+
+
+def route_entries(*, with_docs: bool) -> tuple[RouteEntry, ...]:
+    """Every route there is; what /docs shows and the router knows."""
+    entries = (
+        RouteEntry(
+            "/v1/chat/completions",
+            ("POST",),
+            chat_completions,
+            "The next message of a conversation; with stream, as server-sent events.",
+            ChatBody,
+            generates=True,
+        ),
+        RouteEntry(
+            "/v1/completions",
+            ("POST",),
+            completions,
+            "The continuation of one or many prompts; with stream, as server-sent events.",
+            CompletionBody,
+            generates=True,
+        ),
+        RouteEntry("/v1/models", ("GET",), list_models, "The model that is served."),
+        RouteEntry("/v1/models/{model:path}", ("GET",), show_model, "One model; 404 if it is not served here."),
+        RouteEntry("/tokenize", ("POST",), tokenize, "Token ids of a prompt or a conversation.", TokenizeBody),
+        RouteEntry("/detokenize", ("POST",), detokenize, "The text of token ids.", DetokenizeBody),
+        RouteEntry("/health", ("GET",), health, "200 while the engine lives, else 503.", open=True),
+        RouteEntry("/ready", ("GET",), health, "The same: a server that answers has loaded its model.", open=True),
+        RouteEntry("/ping", ("GET", "POST"), health, "The same.", open=True),
+        RouteEntry("/load", ("GET",), show_load, "How many requests are generating or waiting to."),
+        RouteEntry("/metrics", ("GET",), show_metrics, "Prometheus metrics."),
+        RouteEntry("/version", ("GET",), show_version, "The version of octavo."),
+    )
+    assert {entry.path for entry in entries if entry.open} == set(OPEN_PATHS)
+    return (*entries, RouteEntry("/docs", ("GET",), show_docs, "This page.")) if with_docs else entries
+
+
+def _route(service: Service, entry: RouteEntry) -> Route:
+    counted = [Middleware(service.load.wrap)] if entry.generates else None
+    return Route(entry.path, partial(entry.endpoint, service), methods=entry.methods, middleware=counted)
 
 
 async def list_models(service: Service, _: HttpRequest) -> Response:
@@ -63,6 +111,10 @@ async def health(service: Service, _: HttpRequest) -> Response:
     return Response()
 
 
+async def show_load(service: Service, _: HttpRequest) -> Response:
+    return _json({"server_load": service.load.value})
+
+
 async def show_metrics(service: Service, _: HttpRequest) -> Response:
     return Response(service.metrics.render(), media_type=metrics.CONTENT_TYPE)
 
@@ -71,18 +123,30 @@ async def show_version(_: Service, __: HttpRequest) -> Response:
     return _json({"version": version()})
 
 
+async def show_docs(service: Service, _: HttpRequest) -> Response:
+    settings = service.settings
+    page = api_docs.render(
+        route_entries(with_docs=True),
+        model=service.model_name,
+        version=version(),
+        root_path=settings.root_path,
+        needs_key=bool(settings.api_keys),
+    )
+    return Response(page, media_type="text/html", headers={"Content-Security-Policy": api_docs.SECURITY_POLICY})
+
+
 async def answer_error(_: HttpRequest, error: Exception) -> Response:
     reply = ApiError.of(error)
     return Response(reply.encode(), reply.status, media_type="application/json")
 
 
-async def answer_http_error(routes: list[Route], http: HttpRequest, error: Exception) -> Response:
+async def answer_http_error(entries: tuple[RouteEntry, ...], http: HttpRequest, error: Exception) -> Response:
     """Starlette's own refusals: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     what = f"{http.method} {shorten(http.url.path)}"
     match error.status_code:
         case 404:
-            known = ", ".join(r.path for r in routes)
+            known = ", ".join(entry.path for entry in entries)
             reply = ApiError(404, f"there is no route {what}; the routes are {known}", code="unknown_url")
         case 405:
             allowed = (error.headers or {}).get("Allow", "another method")
@@ -93,27 +157,7 @@ async def answer_http_error(routes: list[Route], http: HttpRequest, error: Excep
 
 
 async def answer_nobody(_: HttpRequest, __: Exception) -> Response:
-    return Response(status_code=499)  # nginx's code for a client that closed; nobody reads it
-
-
-class RequestIdEcho:
-    """Gives a client's X-Request-Id back with the reply."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = next((v for k, v in scope.get("headers", ()) if k == b"x-request-id"), None)
-        if request_id is None:
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
+    return Response(status_code=CLIENT_LEFT)
 
 
 def _model_card(service: Service) -> ModelCard:

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -220,7 +220,15 @@ class CompletionBody(GenerationBody, kw_only=True):
         return prompt
 
 
-Body = TypeVar("Body", ChatBody, CompletionBody)
+class CheckedBody(Protocol):
+    """A Struct that can tell whether its fields go together."""
+
+    __struct_fields__: ClassVar[tuple[str, ...]]
+
+    def check(self) -> None: ...
+
+
+Body = TypeVar("Body", bound=CheckedBody)
 
 
 def read_body(raw: bytes, body_class: type[Body], defaults: Mapping[str, Any] = MappingProxyType({})) -> Body:

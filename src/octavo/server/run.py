@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,20 +12,41 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from octavo.engine.client import EngineClient
+from octavo.server.connection import Connection
+from octavo.server.settings import ServerSettings
+from octavo.server.sockets import BACKLOG, connections_with_files
 
 DRAIN_SECONDS = 1  # for replies to reach their clients after the last token
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that leaves signals to us and sleeps until it is told to stop."""
+    """uvicorn that leaves signals to us, makes our connections, and sleeps until it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
+    def __init__(
+        self, config: uvicorn.Config, stop: asyncio.Event, settings: ServerSettings, tls: ssl.SSLContext | None
+    ) -> None:
         super().__init__(config)
         self._stop = stop
+        self._settings = settings
+        self._tls = tls
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        most = connections_with_files(self._settings.limit_concurrency)
+
+        def connect() -> Connection:
+            return Connection(self.config, self.server_state, loop, self._settings, most)
+
+        timeout = self._settings.client_timeout if self._tls is not None else None
+        self.servers = [
+            await loop.create_server(connect, sock=sock, ssl=self._tls, backlog=BACKLOG, ssl_handshake_timeout=timeout)
+            for sock in sockets or []
+        ]
+        self.started = True
 
     async def main_loop(self) -> None:
         # uvicorn's own loop wakes ten times a second; an idle server shall use no CPU.
@@ -32,7 +54,14 @@ class _Server(uvicorn.Server):
         await self._stop.wait()
 
 
-async def run_until(stop: asyncio.Event, app: ASGIApp, client: EngineClient, sock: socket.socket) -> None:
+async def run_until(
+    stop: asyncio.Event,
+    app: ASGIApp,
+    client: EngineClient,
+    sock: socket.socket,
+    settings: ServerSettings,
+    tls: ssl.SSLContext | None = None,
+) -> None:
     """Serve `app` on `sock`, which is bound and listening, until `stop` is set; then abort what runs and end."""
     config = uvicorn.Config(
         app,
@@ -40,10 +69,12 @@ async def run_until(stop: asyncio.Event, app: ASGIApp, client: EngineClient, soc
         http="httptools",
         ws="none",
         lifespan="off",
+        log_config=None,
         log_level="warning",
         access_log=False,
         date_header=False,  # made by the loop that we do not run
         server_header=False,
+        proxy_headers=False,  # any client could write them, and the log shall say who is there
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
 
@@ -53,6 +84,6 @@ async def run_until(stop: asyncio.Event, app: ASGIApp, client: EngineClient, soc
 
     aborting = asyncio.create_task(abort_at_stop())
     try:
-        await _Server(config, stop).serve([sock])
+        await _Server(config, stop, settings, tls).serve([sock])
     finally:
         aborting.cancel()

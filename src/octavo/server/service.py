@@ -20,11 +20,16 @@ from octavo.core.records import Request
 from octavo.engine.client import EngineClient
 from octavo.engine.frontend import Frontend
 from octavo.server.errors import ApiError
+from octavo.server.gate import LoadCounter
 from octavo.server.generation import Generation
+from octavo.server.logs import log_request, request_id
 from octavo.server.metrics import Metrics
+from octavo.server.settings import ServerSettings
 
 MAX_BODY_BYTES = 32 << 20
 MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES  # read and dropped, so that the client gets to read why it was refused
+SMALL_BODY_BYTES = 64 << 10  # always has a place
+MAX_HELD_BYTES = 256 << 20  # of all larger bodies that are being received
 THREAD_CHARACTERS = 8192  # text longer than this is tokenized in a thread: some milliseconds
 
 END_OF_STREAM = b"data: [DONE]\n\n"
@@ -34,9 +39,16 @@ class Service:
     """The server's parts, passed to its routes."""
 
     def __init__(
-        self, client: EngineClient, frontend: Frontend, clock: Clock, default_fields: Mapping[str, Any] | None = None
+        self,
+        client: EngineClient,
+        frontend: Frontend,
+        clock: Clock,
+        default_fields: Mapping[str, Any] | None = None,
+        settings: ServerSettings | None = None,
     ) -> None:
         """default_fields: of SamplingParams, where the model's makers recommend other values than the API's."""
+        self.settings = settings or ServerSettings()
+        self.load = LoadCounter()
         self.client = client
         self.frontend = frontend
         self.clock = clock
@@ -83,7 +95,10 @@ class Service:
         generations: list[Generation] = []
         try:
             for request in requests:
-                generations.append(Generation(self.client, self.metrics, request))  # noqa: PERF401 - kept if one fails
+                if self.settings.log_requests:
+                    prompt = self.frontend.detokenize(request.prompt_token_ids)
+                    log_request(request, prompt, self.settings.max_log_len)
+                generations.append(Generation(self.client, self.metrics, request))
         except Exception:
             for generation in generations:
                 generation.abort()
@@ -92,22 +107,52 @@ class Service:
 
 
 def new_id(prefix: str, chosen: str | None) -> str:
-    return f"{prefix}-{chosen or uuid.uuid4().hex}"
+    """The id of a reply: the one that the body chose, or that of the HTTP request, so that the log tells of it."""
+    return f"{prefix}-{chosen or request_id.get() or uuid.uuid4().hex}"
+
+
+class BodyMemory:
+    """What all large bodies that are being received take together, and may take."""
+
+    def __init__(self, limit: int = MAX_HELD_BYTES) -> None:
+        self._limit = limit
+        self._held = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Raises ApiError 503 if there is no room."""
+        if self._held + num_bytes > self._limit:
+            raise ApiError(
+                503,
+                f"the large bodies that are being received take {self._held:,} bytes, the limit is {self._limit:,}: "
+                "try again in a moment, or send less at a time",
+                code="overloaded",
+            )
+        self._held += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self._held -= num_bytes
 
 
 async def read_limited(http: HttpRequest) -> bytes:
-    """The body of a request. Raises ApiError 413 if it is too large."""
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in http.stream():
-        size += len(chunk)
-        if size <= MAX_BODY_BYTES:
-            chunks.append(chunk)
-        elif size > MAX_DISCARDED_BYTES:
-            break
+    """The body of a request. Raises ApiError: 413 if it is too large, 503 if all together are."""
+    memory: BodyMemory = http.app.state.body_memory
+    body = bytearray()
+    size = taken = 0
+    try:
+        async for chunk in http.stream():
+            size += len(chunk)
+            if size <= MAX_BODY_BYTES:
+                if len(body) + len(chunk) > SMALL_BODY_BYTES:
+                    memory.take(len(chunk))
+                    taken += len(chunk)
+                body += chunk
+            elif size > MAX_DISCARDED_BYTES:
+                break
+    finally:
+        memory.give_back(taken)
     if size > MAX_BODY_BYTES:
         raise ApiError(413, f"the body is larger than the limit of {MAX_BODY_BYTES:,} bytes: send less at a time")
-    return b"".join(chunks)
+    return bytes(body)
 
 
 @asynccontextmanager

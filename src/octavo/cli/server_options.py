@@ -1,0 +1,158 @@
+"""The flags of `octavo serve` that are about HTTP, turned into ServerSettings. Names are vLLM's where it has them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from octavo.cli.options import human_int
+from octavo.server.settings import KEY_VARIABLES, LOG_FORMATS, ServerSettings, read_api_keys, split_names
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("server")
+    security = parser.add_argument_group("server: who may ask")
+    limits = parser.add_argument_group("server: limits")
+    logs = parser.add_argument_group("server: logs")
+
+    def flag(group: Any, name: str, text: str, **options: Any) -> None:
+        group.add_argument(name, help=text, **options)
+
+    default = ServerSettings()
+    flag(
+        server, "--host", "address to listen on; the default is this machine only, 0.0.0.0 is all", default="127.0.0.1"
+    )
+    flag(server, "--port", "port to listen on, 0 for any free one (8000)", type=int, default=8000)
+    flag(server, "--uds", "listen on a unix socket instead of host and port", metavar="PATH")
+    flag(server, "--uds-mode", "who may connect to it, in octal (600)", type=_octal, metavar="MODE", default=0o600)
+    flag(
+        server, "--root-path", "the prefix under which a proxy shows this server, as /llm", default="", metavar="PREFIX"
+    )
+    flag(server, "--disable-fastapi-docs", "no page at /docs", action="store_true")
+    flag(
+        security,
+        "--api-key",
+        f"a key that requests must bring; several: again, or with commas; also {' or '.join(KEY_VARIABLES)}",
+        action="append",
+        default=[],
+        metavar="KEY",
+    )
+    flag(security, "--api-key-file", "a file of keys, one a line", metavar="FILE")
+    flag(security, "--ssl-certfile", "serve https with this certificate (PEM)", metavar="FILE")
+    flag(security, "--ssl-keyfile", "its key; default: in the certificate's file", metavar="FILE")
+    flag(security, "--ssl-ca-certs", "whose certificates clients may bring (PEM)", metavar="FILE")
+    flag(
+        security,
+        "--ssl-cert-reqs",
+        "must clients bring one: 0 no, 1 if they have one, 2 yes (0)",
+        type=int,
+        default=0,
+        metavar="N",
+    )
+    names = {"type": _names, "metavar": "LIST"}
+    flag(security, "--allowed-origins", "web sites whose pages may ask, as a JSON list; default: none", **names)
+    flag(security, "--allowed-methods", 'the methods that they may use (["*"])', **names)
+    flag(security, "--allowed-headers", 'the headers that they may send (["*"])', **names)
+    flag(security, "--allow-credentials", "they may send cookies and the like", action="store_true")
+    flag(
+        limits,
+        "--limit-concurrency",
+        f"connections at once ({default.limit_concurrency})",
+        type=human_int,
+        default=default.limit_concurrency,
+        metavar="N",
+    )
+    flag(
+        limits,
+        "--client-timeout",
+        f"seconds in which a client must get on with sending or reading ({default.client_timeout:g})",
+        type=float,
+        default=default.client_timeout,
+        metavar="SECONDS",
+    )
+    flag(
+        limits,
+        "--h11-max-incomplete-event-size",
+        f"bytes of a request's line and headers ({default.max_header_bytes})",
+        type=human_int,
+        default=default.max_header_bytes,
+        metavar="N",
+    )
+    flag(
+        limits,
+        "--h11-max-header-count",
+        f"headers of a request ({default.max_headers})",
+        type=human_int,
+        default=default.max_headers,
+        metavar="N",
+    )
+    flag(
+        logs,
+        "--enable-request-id-headers",
+        "X-Request-Id in every reply, not only where the client sent one (on)",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+    )
+    flag(logs, "--log-format", "of the server's log lines (text)", choices=LOG_FORMATS, default="text")
+    flag(logs, "--disable-uvicorn-access-log", "no line for each request", action="store_true")
+    flag(
+        logs,
+        "--disable-access-log-for-endpoints",
+        "nor for these paths, as /health,/metrics",
+        type=_names,
+        metavar="LIST",
+    )
+    flag(logs, "--enable-log-requests", "prompts and parameters in the log", action="store_true")
+    flag(
+        logs,
+        "--max-log-len",
+        "characters and token ids of a prompt in the log, at most; default: all",
+        type=human_int,
+        metavar="N",
+    )
+
+
+def server_settings(args: argparse.Namespace) -> ServerSettings:
+    """Raises ConfigError."""
+    default = ServerSettings()
+    return ServerSettings(
+        host=args.host,
+        port=args.port,
+        uds=args.uds,
+        uds_mode=args.uds_mode,
+        root_path=args.root_path,
+        api_keys=read_api_keys(args.api_key, args.api_key_file),
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        allowed_origins=args.allowed_origins or default.allowed_origins,
+        allowed_methods=args.allowed_methods or default.allowed_methods,
+        allowed_headers=args.allowed_headers or default.allowed_headers,
+        allow_credentials=args.allow_credentials,
+        max_header_bytes=args.h11_max_incomplete_event_size,
+        max_headers=args.h11_max_header_count,
+        limit_concurrency=args.limit_concurrency,
+        client_timeout=args.client_timeout,
+        request_id_headers=args.enable_request_id_headers,
+        access_log=not args.disable_uvicorn_access_log,
+        unlogged_paths=frozenset(args.disable_access_log_for_endpoints or ()),
+        log_format=args.log_format,
+        log_requests=args.enable_log_requests,
+        max_log_len=args.max_log_len,
+        docs=not args.disable_fastapi_docs,
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    try:
+        return split_names(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a JSON list of texts nor names with commas") from None
+
+
+def _octal(text: str) -> int:
+    try:
+        return int(text, 8)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an octal number like 660") from None

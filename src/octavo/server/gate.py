@@ -1,0 +1,146 @@
+"""What every request passes on its way in and out, whatever its route: prefix, id, key, log line, load.
+
+ASGI wrappers without an opinion about bodies. The route's path is computed once, here, so that the key check and the
+router can never see two different ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Collection
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.core.errors import shorten
+from octavo.server.errors import ApiError
+from octavo.server.logs import request_id
+from octavo.server.settings import ServerSettings
+
+access_logger = logging.getLogger("octavo.access")
+
+MAX_LOGGED_PATH = 200
+CLIENT_LEFT = 499  # nginx's code, in the log only
+REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+OPEN_PATHS = ("/health", "/ready", "/ping")  # what load balancers ask; they say nothing but whether the engine lives
+
+
+class Gate:
+    """The outermost wrapper: takes the proxy's prefix off, gives the request its id, and writes its log line."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        root = self._settings.root_path
+        path = _below(root, scope["path"])
+        scope = {**scope, "path": root + path, "root_path": root, "octavo.path": path}
+        chosen = _header(scope, b"x-request-id")
+        good = chosen is not None and REQUEST_ID.fullmatch(chosen) is not None
+        own_id = chosen.decode() if good and chosen is not None else uuid.uuid4().hex
+        shown = self._settings.request_id_headers or good
+        status = CLIENT_LEFT
+        began = time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if shown:
+                    message["headers"] = [*message["headers"], (b"x-request-id", own_id.encode())]
+            await send(message)
+
+        request_id.set(own_id)  # for good: the task is this request's own, and a failure is logged outside of here
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            if self._settings.access_log and path not in self._settings.unlogged_paths:
+                _log_access(scope, path, status, time.perf_counter() - began)
+
+
+class KeyCheck:
+    """Lets a request pass if its route is open, or if it brings one of the keys. They are kept as digests only."""
+
+    def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["octavo.path"] in OPEN_PATHS or self._has_key(scope):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            401,
+            "this server wants an API key, and the request has none that it knows: send the header "
+            "'Authorization: Bearer KEY'",
+            code="invalid_api_key",
+        )
+        headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+        content = error.encode()
+        headers.append((b"content-length", b"%d" % len(content)))
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    def _has_key(self, scope: Scope) -> bool:
+        scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
+        given = _digest(key.strip())
+        # All are compared, each in constant time: how long it takes says nothing about any of them.
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+class LoadCounter:
+    """Counts the requests that are inside, streams until their end: what /load tells."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            self.value += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                self.value -= 1
+
+        return counted
+
+
+def _below(root: str, path: str) -> str:
+    """`path` without the prefix `root`, which some proxies take off before they pass a request on and others leave."""
+    if root and (path == root or path.startswith(root + "/")):
+        path = path[len(root) :]
+    return path or "/"
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for key, value in scope["headers"] if key == name), None)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _log_access(scope: Scope, path: str, status: int, seconds: float) -> None:
+    host, port = scope["client"] or ("unix socket", 0)
+    client = f"{host}:{port}" if port else host
+    shown = shorten(quote(path, safe="/:@!$&'()*+,;=~"), MAX_LOGGED_PATH)  # no query: it may hold anything
+    fields = {
+        "client": client,
+        "method": scope["method"],
+        "path": shown,
+        "status": status,
+        "seconds": round(seconds, 4),
+    }
+    access_logger.info(
+        "%s %s %s %d %.1f ms", client, scope["method"], shown, status, seconds * 1000, extra={"fields": fields}
+    )

@@ -1,0 +1,97 @@
+"""POST /tokenize and /detokenize: the model's tokenizer over HTTP, in vLLM's shapes. No engine takes part."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from octavo.core.errors import InvalidRequestError
+from octavo.server.protocol import read_body, read_messages
+from octavo.server.service import THREAD_CHARACTERS, Service, read_limited
+
+MAX_TEXT_CHARACTERS = 4_000_000  # some seconds of one core
+MAX_TOKENS = 1_000_000
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None  # None: with a prompt; a chat template writes its own
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    return_token_strs: bool = False
+
+    def check(self) -> None:
+        """Raises InvalidRequestError for fields that are wrong together."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequestError("send either prompt or messages", "prompt")
+        if self.messages is not None and not self.messages:
+            raise InvalidRequestError("messages is empty: send at least one", "messages")
+
+
+class TokenizeReply(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[int]
+
+    def check(self) -> None:
+        """Raises InvalidRequestError."""
+        if len(self.tokens) > MAX_TOKENS:
+            raise InvalidRequestError(
+                f"tokens has {len(self.tokens):,} ids, the limit is {MAX_TOKENS:,}: send several requests", "tokens"
+            )
+
+
+class DetokenizeReply(msgspec.Struct):
+    prompt: str
+
+
+async def tokenize(service: Service, http: HttpRequest) -> Response:
+    body = read_body(await read_limited(http), TokenizeBody)
+    service.check_model(body.model)
+    if body.messages is not None:
+        param, with_special = "messages", bool(body.add_special_tokens)
+        text = service.frontend.render_chat(
+            read_messages(body.messages),
+            add_generation_prompt=body.add_generation_prompt,
+            template_kwargs=body.chat_template_kwargs,
+        )
+    else:
+        param, with_special = "prompt", body.add_special_tokens is not False
+        text = body.prompt or ""
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise InvalidRequestError(
+            f"{param} has {len(text):,} characters, the limit here is {MAX_TEXT_CHARACTERS:,}: send it in parts", param
+        )
+
+    def reply() -> bytes:
+        tokens = service.frontend.tokenize(text, add_special_tokens=with_special)
+        strings = None
+        if body.return_token_strs:
+            strings = [service.frontend.token_bytes(token).decode("utf-8", "replace") for token in tokens]
+        return msgspec.json.encode(TokenizeReply(len(tokens), service.frontend.info.max_model_len, tokens, strings))
+
+    content = reply() if len(text) <= THREAD_CHARACTERS else await asyncio.to_thread(reply)
+    return Response(content, media_type="application/json")
+
+
+async def detokenize(service: Service, http: HttpRequest) -> Response:
+    body = read_body(await read_limited(http), DetokenizeBody)
+    service.check_model(body.model)
+
+    def reply() -> bytes:
+        return msgspec.json.encode(DetokenizeReply(service.frontend.detokenize(body.tokens)))
+
+    content = reply() if len(body.tokens) <= THREAD_CHARACTERS else await asyncio.to_thread(reply)
+    return Response(content, media_type="application/json")

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.cli.options import Parser
+from octavo.cli.server_options import add_server_flags, server_settings
+from octavo.core.errors import ConfigError
+from octavo.server.settings import KEY_VARIABLES, ServerSettings
+
+
+@pytest.fixture(autouse=True)
+def no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def settings_of(*flags: str) -> ServerSettings:
+    parser = Parser(prog="octavo test")
+    add_server_flags(parser)
+    return server_settings(parser.parse_args(flags))
+
+
+def test_without_flags_the_settings_are_the_defaults() -> None:
+    assert settings_of() == ServerSettings()
+
+
+def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("c\n")
+    flags = (
+        "--host 0.0.0.0 --port 9000 --uds /s --uds-mode 660 --root-path /llm --disable-fastapi-docs --api-key a,b "
+        f"--api-key-file {tmp_path}/keys --ssl-certfile cert --ssl-keyfile key --ssl-ca-certs ca --ssl-cert-reqs 2 "
+        '--allowed-origins ["https://a"] --allowed-methods GET,POST --allowed-headers ["X-A"] --allow-credentials '
+        "--limit-concurrency 1K --client-timeout 1.5 --h11-max-incomplete-event-size 8K --h11-max-header-count 50 "
+        "--no-enable-request-id-headers --log-format json --disable-uvicorn-access-log "
+        "--disable-access-log-for-endpoints /health,/metrics --enable-log-requests --max-log-len 100"
+    )
+    assert settings_of(*flags.split()) == ServerSettings(
+        host="0.0.0.0",
+        port=9000,
+        uds="/s",
+        uds_mode=0o660,
+        root_path="/llm",
+        api_keys=("a", "b", "c"),
+        ssl_keyfile="key",
+        ssl_certfile="cert",
+        ssl_ca_certs="ca",
+        ssl_cert_reqs=2,
+        allowed_origins=("https://a",),
+        allowed_methods=("GET", "POST"),
+        allowed_headers=("X-A",),
+        allow_credentials=True,
+        max_header_bytes=8192,
+        max_headers=50,
+        limit_concurrency=1024,
+        client_timeout=1.5,
+        request_id_headers=False,
+        access_log=False,
+        unlogged_paths=frozenset({"/health", "/metrics"}),
+        log_format="json",
+        log_requests=True,
+        max_log_len=100,
+        docs=False,
+    )
+
+
+def test_every_setting_has_a_flag() -> None:
+    parser = Parser(prog="octavo test")
+    add_server_flags(parser)
+    num_flags = sum(bool(action.option_strings) for action in parser._actions) - 1  # without --help
+    num_settings = len(ServerSettings.__dataclass_fields__)
+    assert num_flags == num_settings + 1  # keys have two
+
+
+def test_a_key_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "v")
+    assert settings_of().api_keys == ("v",)
+    assert settings_of("--api-key", "a").api_keys == ("a",)
+
+
+def test_an_empty_key_is_one_clear_error() -> None:
+    with pytest.raises(ConfigError, match="--api-key has an empty key"):
+        settings_of("--api-key", "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--uds-mode", "9"], "octal"),
+        (["--allowed-origins", "[1]"], "JSON list"),
+        (["--log-format", "xml"], "text"),
+        (["--client-timeout", "soon"], "invalid float"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings_of(*flags)
+    assert words in capsys.readouterr().err
