@@ -24,7 +24,7 @@ h2 { margin: 2rem 0 .25rem; font-size: 1.1rem; }
 h2 b { display: inline-block; min-width: 3.5rem; margin-right: .5rem; }
 code, pre, td:first-child, h2 { font-family: ui-monospace, monospace; }
 pre { overflow-x: auto; padding: .75rem; background: rgb(127 127 127 / 15%); border-radius: .4rem; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+table { border-collapse: collapse; width: 100%; table-layout: fixed; font-size: .9rem; }
 th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid rgb(127 127 127 / 30%); }
 td { overflow-wrap: anywhere; vertical-align: top; }
 details { margin: .5rem 0; }
@@ -50,7 +50,8 @@ def render(entries: Sequence[RouteEntry], *, model: str, version: str, root_path
     escape = html.escape
     key = "-H 'Authorization: Bearer KEY' " if needs_key else ""
     example = (
-        f"curl http://HOST:PORT{root_path}/v1/chat/completions {key}-H 'Content-Type: application/json' \\\n"
+        f"curl http://HOST:PORT{root_path}/v1/chat/completions \\\n"
+        f"     {key}-H 'Content-Type: application/json' \\\n"
         f'     -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}]}}\''
     )
     keys = (
