@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -98,6 +99,19 @@ def test_an_idle_server_ends_on_a_signal_even_with_a_connection_open(own_server:
         began = time.monotonic()
         assert own_server.end() == 0
     assert time.monotonic() - began < 2
+
+
+def test_a_request_that_is_still_coming_when_the_server_ends_is_told_so(own_server: ServerProcess) -> None:
+    host, port = own_server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
+        assert httpx.get(f"{own_server.url}/health").status_code == 200
+        own_server.popen.send_signal(signal.SIGTERM)
+        reply = b"".join(iter(lambda: sock.recv(4096), b""))
+    assert reply.startswith(b"HTTP/1.1 503")
+    assert b"the server is stopping" in reply
+    assert own_server.popen.wait(5) == 0
+    assert "Traceback" not in own_server.log
 
 
 def test_a_killed_server_leaves_no_engine_behind(own_server: ServerProcess) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import TimerHandle
-from typing import Any
 
 import httptools
 import uvicorn
@@ -18,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from octavo.server.errors import ApiError
+from octavo.server.gate import send_error
 from octavo.server.service import MAX_DISCARDED_BYTES
 from octavo.server.settings import ServerSettings
 
@@ -259,13 +259,5 @@ class Connection(HttpToolsProtocol):
 
 
 async def _answer_overload(scope: Scope, receive: Receive, send: Send) -> None:
-    content = ApiError(503, "too many connections at once: try again in a moment", code="overloaded").encode()
-    headers: list[tuple[bytes, bytes]] = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(content)),
-        (b"retry-after", b"1"),
-        (b"connection", b"close"),
-    ]
-    start: dict[str, Any] = {"type": "http.response.start", "status": 503, "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": content})
+    error = ApiError(503, "too many connections at once: try again in a moment", code="overloaded")
+    await send_error(send, error, (b"retry-after", b"1"), (b"connection", b"close"))

@@ -6,6 +6,7 @@ router can never see two different ones.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -62,6 +63,10 @@ class Gate:
         request_id.set(own_id)  # for good: the task is this request's own, and a failure is logged outside of here
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the server ends, and the time to drain is over
+            if status == CLIENT_LEFT:
+                stopping = ApiError(503, "the server is stopping: ask again when it is back", code="stopping")
+                await send_error(send_with_id, stopping)
         finally:
             if self._settings.access_log and path not in self._settings.unlogged_paths:
                 _log_access(scope, path, status, time.perf_counter() - began)
@@ -84,11 +89,7 @@ class KeyCheck:
             "'Authorization: Bearer KEY'",
             code="invalid_api_key",
         )
-        headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-        content = error.encode()
-        headers.append((b"content-length", b"%d" % len(content)))
-        await send({"type": "http.response.start", "status": error.status, "headers": headers})
-        await send({"type": "http.response.body", "body": content})
+        await send_error(send, error, (b"www-authenticate", b"Bearer"))
 
     def _has_key(self, scope: Scope) -> bool:
         scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
@@ -113,6 +114,14 @@ class LoadCounter:
                 self.value -= 1
 
         return counted
+
+
+async def send_error(send: Send, error: ApiError, *headers: tuple[bytes, bytes]) -> None:
+    """The reply to a request that no route answers."""
+    content = error.encode()
+    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    await send({"type": "http.response.start", "status": error.status, "headers": [*own, *headers]})
+    await send({"type": "http.response.body", "body": content})
 
 
 def _below(root: str, path: str) -> str:

@@ -13,7 +13,7 @@ from octavo.core.errors import InvalidRequestError
 from octavo.server.protocol import read_body, read_messages
 from octavo.server.service import THREAD_CHARACTERS, Service, read_limited
 
-MAX_TEXT_CHARACTERS = 4_000_000  # some seconds of one core
+MAX_TEXT_CHARACTERS = 2_000_000  # about a second of one core
 MAX_TOKENS = 1_000_000
 
 
