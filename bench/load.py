@@ -109,7 +109,7 @@ async def measure(server: Server) -> None:
 
 def main(flags: list[str]) -> int:
     begin = time.perf_counter()
-    command = [sys.executable, "-m", "octavo", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-m", "octavo", "serve", "--port", "0", "--disable-uvicorn-access-log", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
