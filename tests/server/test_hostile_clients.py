@@ -269,6 +269,17 @@ def test_a_few_requests_in_one_go_are_all_answered_in_order(strict_server: Serve
     assert received.count(b'{"version"') == 4
 
 
+def test_who_leaves_after_sending_several_requests_leaves_none_running(steady_server: ServerProcess) -> None:
+    body = json.dumps({"prompt": "abc", "max_tokens": 1000, "stream": True}).encode()
+    with connect(steady_server) as sock:
+        sock.sendall((POST + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 3)
+        assert sock.recv(20).startswith(b"HTTP/1.1 200")
+    began = time.monotonic()
+    wait_until(lambda: httpx.get(f"{steady_server.url}/load").json() == {"server_load": 0})
+    assert metric(steady_server, "num_requests_running") == 0
+    assert time.monotonic() - began < 3  # it would run for five
+
+
 def test_rubbish_behind_a_request_never_mixes_with_its_reply(strict_server: ServerProcess) -> None:
     body = json.dumps({"prompt": "abc", "max_tokens": 3}).encode()
     with connect(strict_server) as sock:

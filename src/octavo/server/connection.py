@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import TimerHandle
+from collections import deque
 
 import httptools
 import uvicorn
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from octavo.server.errors import ApiError
@@ -44,6 +45,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0  # of chunks that ended within a head
         self._body_bytes = 0  # of the request that is being received
+        self._unanswered: deque[RequestResponseCycle] = deque()  # pipelined requests are answered in their order
         self._refusal: ApiError | None = None  # once set, what else comes is dropped
         self._dropped_bytes = 0
         # Since when we wait for a request, or for the rest of one; None while a whole one is being answered.
@@ -64,6 +66,9 @@ class Connection(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._waiting_since = None
+        for cycle in self._unanswered:  # uvicorn tells the newest only
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     # What the client sends
@@ -110,6 +115,7 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ApiError(400, f"more than {MAX_PIPELINED} requests wait for a reply: read the replies first")
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False  # the parser takes what follows for another protocol
 
@@ -164,6 +170,7 @@ class Connection(HttpToolsProtocol):
     # What it is sent
 
     def on_response_complete(self) -> None:
+        self._unanswered.popleft()
         super().on_response_complete()
         if self._request_timer is None and not self._is_answering:
             self._waiting_since = self.loop.time()
