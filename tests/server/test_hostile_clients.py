@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import resource
 import select
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -342,3 +343,31 @@ def test_thirty_hostile_clients_do_not_keep_others_waiting(strict_server: Server
         assert time.monotonic() - began < 5
     assert metric(strict_server, "num_requests_running") == 0
     assert "Traceback" not in strict_server.log
+
+
+def test_hundreds_of_random_hostile_connections_leave_nothing_behind(strict_server: ServerProcess) -> None:
+    body = json.dumps({"prompt": "hello", "max_tokens": 50, "stream": True}).encode()
+    good = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    kinds = [
+        *(good, good * 20, good[:-5], good + b"\x00", good.replace(b"POST", b"GET ")),
+        *(b"", b"\r\n\r\n", b"GET /hea", b"GET / HTTP/1.1\r\nA: " + b"x" * 9000),
+        POST + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + b"x" * 30_000,
+    ]
+    num_connections = 400
+    rng = random.Random(7)
+    pid = strict_server.popen.pid
+    before, lines_before = memory_of(pid), len(strict_server.lines)
+    with ExitStack() as stack:
+        for number in range(num_connections):
+            sock = stack.enter_context(connect(strict_server))
+            with suppress(OSError):
+                sock.sendall(rng.choice(kinds))
+            if number % 50 == 49:
+                stack.pop_all().close()
+    wait_until(lambda: httpx.get(f"{strict_server.url}/load").json() == {"server_load": 0})
+    wait_until(lambda: metric(strict_server, "num_requests_running") == 0)
+    wait_until(lambda: len(list(Path(f"/proc/{pid}/fd").iterdir())) < 20)
+    assert is_served(strict_server)
+    assert memory_of(pid) - before < 16 << 20
+    assert "Traceback" not in strict_server.log
+    assert len(strict_server.lines) - lines_before < 5 * num_connections  # nobody can fill the log
