@@ -112,10 +112,12 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         if len(self.url) + sum(len(n) + len(v) for n, v in self.headers) > self._settings.max_header_bytes:
             raise self._too_large_head()
-        if len(self.pipeline) >= MAX_PIPELINED:
+        if len(self._unanswered) > MAX_PIPELINED:
             raise ApiError(400, f"more than {MAX_PIPELINED} requests wait for a reply: read the replies first")
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
+        self._stop_expecting_request()
+        self._expect_request()  # the body has its own time
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False  # the parser takes what follows for another protocol
 
@@ -133,7 +135,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return bool(self._unanswered)
 
     def _expect_request(self) -> None:
         """From now on the client must get on with its request."""
@@ -223,7 +225,7 @@ class Connection(HttpToolsProtocol):
         self._stop_expecting_request()
         logger.info("refused a client: %s, %d, %s", self._peer, error.status, error)
         if self._is_answering:
-            if self.cycle.response_started or self.pipeline or not self.cycle.more_body:
+            if self.cycle.response_started or len(self._unanswered) > 1 or not self.cycle.more_body:
                 self.transport.abort()  # the next reply that the client expects is not this one
                 return
             self.cycle.disconnected = True  # the route gets to know, and its reply goes nowhere
