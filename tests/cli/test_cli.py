@@ -21,6 +21,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
 from octavo.core.records import SamplingParams
 from octavo.llm import LLM
+from octavo.server.parsers import AnswerParsers
 from octavo.server.sockets import listen
 from tests.server.fake_engine import FakeEngine, frontend
 from tests.server.harness import ServerProcess, fake_server
@@ -93,6 +94,21 @@ def test_without_flags_the_configuration_has_its_own_defaults() -> None:
     assert config_of("--model", MODEL) == EngineConfig(model=MODEL, served_model_name=Path(MODEL).stem)
 
 
+@pytest.mark.parametrize(
+    ("flags", "parsers"),
+    [
+        ((), AnswerParsers()),
+        (("--tool-call-parser=hermes",), AnswerParsers()),
+        (("--enable-auto-tool-choice", "--tool-call-parser=mistral"), AnswerParsers(tools="mistral")),
+        (("--reasoning-parser=qwen3",), AnswerParsers(reasoning="qwen3")),
+    ],
+)
+def test_parsers_of_answers_are_chosen_by_vllms_flags(flags: tuple[str, ...], parsers: AnswerParsers) -> None:
+    parser = options.Parser(prog="octavo test")
+    options.add_answer_flags(parser.add_argument_group("server"))
+    assert options.answer_parsers(parser.parse_args(flags)) == parsers
+
+
 def test_both_names_of_the_memory_share_mean_the_same() -> None:
     assert config_of(MODEL, "--memory-utilization=0.3").memory_utilization == 0.3
 
@@ -137,6 +153,9 @@ def test_a_misspelt_flag_suggests_the_right_one(capsys: pytest.CaptureFixture[st
         (["serve", "--threads", "100000", MODEL], "--threads is 100,000; it must be at most 1,024"),
         (["serve", "--seed", str(2**63), MODEL], "--seed is 9,223,372,036,854,775,808; it must be at most"),
         (["serve", "--max-num-seqs", "0", MODEL], "--max-num-seqs is 0; it must be at least 1"),
+        (["serve", "--enable-auto-tool-choice"], "--enable-auto-tool-choice needs --tool-call-parser: name one of"),
+        (["serve", "--tool-call-parser", "hermse"], "'hermes'"),
+        (["serve", "--reasoning-parser", "qwen4"], "'qwen3'"),
         (["serve", "/dev/null"], "'/dev/null' is no regular file"),
         (["serve", "--max-model-len", "4X"], "4K (4096)"),
         (["serve", "--hf-overrides", "[1]"], "'[1]' is not a JSON object"),

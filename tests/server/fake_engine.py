@@ -26,6 +26,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% 
 
 CRASH = b"!crash"  # in a prompt: step() raises
 REFUSE = b"!refuse"  # in a prompt: submit() refuses
+SAY, END = b"!say ", b"!end"  # in a prompt: the text between the last two is the answer, and then the sequence ends
 FAIL = b"!fail"  # in a prompt: this request alone ends with an error, after two tokens
 
 
@@ -131,7 +132,11 @@ class FakeEngine:
             output.finish_reason, output.error = FinishReason.ERROR, "this request failed on purpose"
             del self._running[request.request_id]
             return output
-        token_id = request.prompt_token_ids[running.num_tokens % len(request.prompt_token_ids)]
+        script = prompt.rpartition(SAY)[2].partition(END)[0] if SAY in prompt else None
+        if script is None:
+            token_id = request.prompt_token_ids[running.num_tokens % len(request.prompt_token_ids)]
+        else:
+            token_id = script[running.num_tokens] if running.num_tokens < len(script) else EOS
         running.num_tokens += 1
         self._stats.generation_tokens += 1
         output.token_ids = [token_id]

@@ -24,6 +24,14 @@ def completion(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL_NAME, "prompt": "abc", **fields}
 
 
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+def called(calls: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
 BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, b"", 400, None),
     (CHAT, b"{", 400, None),
@@ -108,8 +116,34 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs"),
     (CHAT, chat(n=2), 400, "n"),
     (CHAT, chat(logit_bias={"5": 1}), 400, "logit_bias"),
-    (CHAT, chat(tools=[{"type": "function"}]), 400, "tools"),
+    (CHAT, chat(tools=[{"type": "function"}]), 400, "tools[0].function"),
+    (CHAT, chat(tools=["f"]), 400, "tools[0]"),
+    (CHAT, chat(tools=[{"type": "web_search"}]), 400, "tools[0].type"),
+    (CHAT, chat(tools=[{"function": {"name": ""}}]), 400, "tools[0].function.name"),
+    (CHAT, chat(tools=[tool(parameters=[])]), 400, "tools[0].function.parameters"),
+    (CHAT, chat(tools=[tool(description=5)]), 400, "tools[0].function.description"),
+    (CHAT, chat(tools=[tool(), tool(strict=True)]), 400, "tools[1].function.strict"),
+    (CHAT, chat(tools=[tool()]), 400, "tool_choice"),  # this server has no parser
+    (CHAT, chat(tools=[tool()], tool_choice="required"), 400, "tool_choice"),
+    (CHAT, chat(tools=[tool()], tool_choice={"type": "function", "function": {"name": "f"}}), 400, "tool_choice"),
     (CHAT, chat(tool_choice="required"), 400, "tool_choice"),
+    (CHAT, chat(tool_choice="sometimes"), 400, "tool_choice"),
+    (CHAT, chat(tool_choice={}), 400, "tool_choice"),
+    (CHAT, chat(parallel_tool_calls="no"), 400, "parallel_tool_calls"),
+    (CHAT, chat(documents=["text"]), 400, "documents[0]"),
+    (CHAT, chat(reasoning_effort="extreme"), 400, "reasoning_effort"),
+    (CHAT, chat(enable_thinking="yes"), 400, "enable_thinking"),
+    (CHAT, chat(messages=[called(5)]), 400, "messages[0].tool_calls"),
+    (CHAT, chat(messages=[called([5])]), 400, "messages[0].tool_calls[0]"),
+    (CHAT, chat(messages=[called([{}])]), 400, "messages[0].tool_calls[0].function"),
+    (CHAT, chat(messages=[called([{"function": {}}])]), 400, "messages[0].tool_calls[0].function.name"),
+    (CHAT, chat(messages=[called([{**tool(), "id": 5}])]), 400, "messages[0].tool_calls[0].id"),
+    (CHAT, chat(messages=[called([tool(arguments=5)])]), 400, "messages[0].tool_calls[0].function.arguments"),
+    (CHAT, chat(messages=[called([tool(other=5)])]), 400, "messages[0].tool_calls[0].function.other"),
+    (CHAT, chat(messages=[called([{"type": "code", "function": {}}])]), 400, "messages[0].tool_calls[0].type"),
+    (CHAT, chat(messages=[{"role": "tool"}]), 400, "messages[0].content"),
+    (CHAT, chat(messages=[{"role": "tool", "content": "x", "tool_call_id": 5}]), 400, "messages[0].tool_call_id"),
+    (CHAT, chat(messages=[{"role": "assistant", "reasoning": 5}]), 400, "messages[0].reasoning"),
     (CHAT, chat(response_format={"type": "json_object"}), 400, "response_format"),
     (CHAT, chat(structured_outputs={"regex": "a"}), 400, "structured_outputs"),
     (CHAT, chat(priority=1), 400, "priority"),

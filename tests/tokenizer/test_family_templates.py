@@ -93,6 +93,36 @@ def test_prompts_equal_transformers(name: str, oracle: Any) -> None:
     assert rendered >= 6
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_arguments_as_text_give_the_prompt_of_arguments_as_an_object(name: str) -> None:
+    function = CALL["function"]
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    written = {**CALL, "function": {**function, "arguments": text}}
+    template = ChatTemplate(TEMPLATES[name], BOS, EOS)
+
+    def prompt_with(call: dict[str, Any]) -> str:
+        chat = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, RESULT]
+        try:
+            return template.render(chat, tools=[TOOL])
+        except InvalidRequestError as error:
+            return str(error)
+
+    assert prompt_with(written) == prompt_with(CALL)
+
+
+def test_templates_may_print_join_and_look_into_arguments() -> None:
+    source = """{%- set a = messages[0].tool_calls[0].function.arguments -%}
+        {{ '<' + a + '>' }} {{ a }} {{ a ~ '!' }} {{ a | tojson }} {{ a.x }} {{ a is mapping }} {{ a is string }}"""
+
+    def render(arguments: Any) -> str:
+        call = {"function": {"name": "f", "arguments": arguments}}
+        return ChatTemplate(source, "", "").render([{"role": "assistant", "tool_calls": [call]}])
+
+    assert render('{"x":  1}') == '<{"x":  1}> {"x":  1} {"x":  1}! {"x": 1} 1 True False'
+    for slip in ('{"x": ', "[1]", "[" * 100_000):  # a model's: it is shown as it is
+        assert render(slip).startswith(f"<{slip}> {slip}")
+
+
 def test_there_are_templates_of_the_most_used_families() -> None:
     assert len(TEMPLATES) >= 21
     assert all(len(source) > 200 for source in TEMPLATES.values())

@@ -14,6 +14,9 @@ from typing import Any, NoReturn
 from octavo.core.config import ACTIVATION_DTYPES, DTYPES, KV_CACHE_DTYPES, MAX_INT, QUANTIZATIONS, EngineConfig
 from octavo.core.errors import ConfigError, shorten
 from octavo.engine.model_location import locate_model
+from octavo.server.parsers import AnswerParsers
+from octavo.server.reasoning.registry import REASONING_PARSERS
+from octavo.server.tools.registry import TOOL_PARSERS
 
 ISA_VARIABLE = "OCTAVO_ISA"
 _SUFFIXES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -123,6 +126,26 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="reuse the KV cache of a prompt's beginning that was seen before (on)",
     )
     flag("--seed", type=int, metavar="N", help="where the seeds of requests without a seed start (0)")
+
+
+def add_answer_flags(group: argparse._ArgumentGroup) -> None:
+    """How answers are taken apart; names and values are vLLM's."""
+    group.add_argument(
+        "--enable-auto-tool-choice", action="store_true", help="let the model call tools; needs --tool-call-parser"
+    )
+    group.add_argument(
+        "--tool-call-parser", choices=tuple(TOOL_PARSERS), help="how the model writes calls; see docs/tools.md"
+    )
+    group.add_argument(
+        "--reasoning-parser", choices=tuple(REASONING_PARSERS), help="how the model marks its reasoning; default: none"
+    )
+
+
+def answer_parsers(args: argparse.Namespace) -> AnswerParsers:
+    """Raises ConfigError."""
+    if args.enable_auto_tool_choice and args.tool_call_parser is None:
+        raise ConfigError(f"--enable-auto-tool-choice needs --tool-call-parser: name one of {', '.join(TOOL_PARSERS)}")
+    return AnswerParsers(args.tool_call_parser if args.enable_auto_tool_choice else None, args.reasoning_parser)
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from octavo.cli.options import human_int
+from octavo.cli.options import add_answer_flags, answer_parsers, human_int
 from octavo.server.settings import KEY_VARIABLES, LOG_FORMATS, ServerSettings, read_api_keys, split_names
 
 
@@ -29,6 +29,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         server, "--root-path", "the prefix under which a proxy shows this server, as /llm", default="", metavar="PREFIX"
     )
     flag(server, "--disable-fastapi-docs", "no page at /docs", action="store_true")
+    add_answer_flags(parser.add_argument_group("server: tools and reasoning"))
     flag(
         security,
         "--api-key",
@@ -141,6 +142,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         log_requests=args.enable_log_requests,
         max_log_len=args.max_log_len,
         docs=not args.disable_fastapi_docs,
+        parsers=answer_parsers(args),
     )
 
 

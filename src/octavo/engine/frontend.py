@@ -85,6 +85,8 @@ class Frontend:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of a conversation. Raises InvalidRequestError if the template refuses it or there is none."""
@@ -100,7 +102,9 @@ class Frontend:
                     f"chat_template_kwargs sets {name!r}, which the request itself sets: remove it",
                     param="chat_template_kwargs",
                 )
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, documents=documents, **variables
+        )
 
     def build_request(
         self,

@@ -76,7 +76,8 @@ names the field. Each reply has its request's id in the header <code>X-Request-I
 ASCII characters to choose it.</p>
 {"".join(_section(entry, root_path, needs_key) for entry in entries)}
 <h2>Not supported yet</h2>
-<p>These fields of the OpenAI API and of vLLM are refused by name, unless their value asks for nothing:
+<p>These fields of the OpenAI API and of vLLM are refused by name where no table above has them, unless their value
+asks for nothing:
 {", ".join(f"<code>{escape(name)}</code>" for name in sorted(UNSUPPORTED))}.</p>
 </body>
 </html>

@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from octavo.core.errors import InvalidRequestError
 from octavo.core.records import RequestOutput, TokenLogprobs
+from octavo.server.answer import Answer
+from octavo.server.conversation import read_messages, read_tools
 from octavo.server.generation import Generation, usage_of
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.protocol import (
@@ -21,10 +23,8 @@ from octavo.server.protocol import (
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
     ChatReply,
     read_body,
-    read_messages,
 )
 from octavo.server.service import EventStream, Service, aborted_if_client_leaves, new_id, read_limited, sse_frame
 
@@ -36,14 +36,17 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
     text = service.frontend.render_chat(
         read_messages(body.messages),
         add_generation_prompt=body.add_generation_prompt,
-        template_kwargs=body.chat_template_kwargs,
+        tools=read_tools(body.tools) or None,
+        documents=body.documents or None,
+        template_kwargs=body.template_variables,
     )
+    answer = Answer(service.settings.parsers, body, text)
     (token_ids,) = await service.encode([text], add_special_tokens=body.add_special_tokens, param="messages")
     reply_id = new_id("chatcmpl", body.request_id)
     try:
         request = service.frontend.build_request(
             token_ids,
-            body.params(service.default_max_tokens),
+            answer.adjusted(body.params(service.default_max_tokens)),
             request_id=service.engine_id(reply_id),
             arrival_time=arrival_time,
             param="messages",
@@ -56,7 +59,7 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
             raise
         raise InvalidRequestError(str(error).replace(str(error.param), str(own_name)), own_name, error.code) from error
     (generation,) = service.submit([request])
-    chat = _Chat(service, body, generation, reply_id)
+    chat = _Chat(service, body, answer, generation, reply_id)
     if body.stream:
         return EventStream(chat.frames(), [generation])
     async with aborted_if_client_leaves(http.receive, [generation]):
@@ -66,26 +69,26 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
 class _Chat:
     """One conversation being answered."""
 
-    def __init__(self, service: Service, body: ChatBody, generation: Generation, reply_id: str) -> None:
+    def __init__(self, service: Service, body: ChatBody, answer: Answer, generation: Generation, reply_id: str) -> None:
         self._service = service
         self._body = body
+        self._answer = answer
         self._generation = generation
         self._id = reply_id
         self._created = int(time.time())
 
     async def reply(self) -> Response:
-        texts: list[str] = []
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
         async for text, output in self._generation.pieces():
-            texts.append(text)
+            self._answer.read(text, is_last=output.finish_reason is not None)
             token_ids += output.token_ids
             logprobs += output.logprobs or []
             last = output
         choice = ChatChoice(
-            message=ChatMessage("".join(texts)),
+            message=self._answer.message(),
             logprobs=self._logprobs(token_ids, logprobs),
-            finish_reason=last.finish_reason,
+            finish_reason=self._answer.finish_reason(last.finish_reason),
             stop_reason=last.stop_reason,
             token_ids=token_ids if self._body.return_token_ids else UNSET,
             seed=self._seed(),
@@ -110,16 +113,17 @@ class _Chat:
                 opening.prompt_token_ids = self._prompt_token_ids()
                 yield _encode(opening)
                 first = False
-            if self._is_news(text, output):
-                yield _encode(self._chunk([self._chunk_choice(text, output)]))
+            delta = self._answer.read(text, is_last=output.finish_reason is not None)
+            if self._is_news(delta, output):
+                yield _encode(self._chunk([self._chunk_choice(delta, output)]))
         if self._body.usage_at_end:
             closing = self._chunk([])
             closing.usage = usage_of([self._generation])
             yield _encode(closing)
 
-    def _is_news(self, text: str, output: RequestOutput) -> bool:
+    def _is_news(self, delta: ChatDelta, output: RequestOutput) -> bool:
         return bool(
-            text
+            delta != ChatDelta()
             or output.finish_reason is not None
             or (output.token_ids and (self._body.logprobs or self._body.return_token_ids))
         )
@@ -132,11 +136,11 @@ class _Chat:
             chunk.usage = None
         return chunk
 
-    def _chunk_choice(self, text: str, output: RequestOutput) -> ChatChunkChoice:
+    def _chunk_choice(self, delta: ChatDelta, output: RequestOutput) -> ChatChunkChoice:
         choice = ChatChunkChoice(
-            delta=ChatDelta(text) if text else ChatDelta(),
+            delta=delta,
             logprobs=self._logprobs(output.token_ids, output.logprobs or []),
-            finish_reason=output.finish_reason,
+            finish_reason=self._answer.finish_reason(output.finish_reason),
         )
         if output.finish_reason is not None:
             choice.stop_reason = output.stop_reason

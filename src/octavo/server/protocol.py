@@ -21,7 +21,7 @@ from octavo.engine.frontend import DEFAULT_MAX_TOKENS
 
 _Anything = object()  # as a harmless value: every value is harmless, for the field only concerns others we refuse
 
-# Fields of OpenAI's and vLLM's APIs that are not supported yet -> the values that ask for nothing.
+# Fields of OpenAI's and vLLM's APIs -> the values that ask for nothing. For bodies that do not have the field.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "audio": (),
@@ -68,8 +68,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-CHAT_ROLES = ("system", "developer", "user", "assistant")
-MESSAGE_FIELDS = ("role", "content", "name")
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MAX_NAME_CHARACTERS = 256  # of request_id and cache_salt
 MAX_PROMPTS = 1024  # in one completions request
 
@@ -158,6 +157,13 @@ class ChatBody(GenerationBody, kw_only=True):
     add_generation_prompt: bool = True
     add_special_tokens: bool = False  # a chat template writes its own
     chat_template_kwargs: dict[str, Any] = {}
+    documents: list[dict[str, Any]] = []
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
     def check(self) -> None:
         GenerationBody.check(self)
@@ -165,12 +171,51 @@ class ChatBody(GenerationBody, kw_only=True):
             raise InvalidRequestError("top_logprobs needs logprobs=true: set it, or leave it out", "top_logprobs")
         if not self.messages:
             raise InvalidRequestError("messages is empty: send at least one", "messages")
-
+        if self.reasoning_effort is not None and self.reasoning_effort not in REASONING_EFFORTS:
+            raise InvalidRequestError(
+                f"reasoning_effort is {shorten(repr(self.reasoning_effort))}; it must be one of "
+                f"{', '.join(REASONING_EFFORTS)}",
+                "reasoning_effort",
+            )
+        self._check_tool_choice()
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise InvalidRequestError(
                 f"max_tokens is {self.max_tokens} and max_completion_tokens {self.max_completion_tokens}: send one",
                 "max_completion_tokens",
             )
+
+    def _check_tool_choice(self) -> None:
+        match self.tool_choice:
+            case None | "none" | "auto":
+                return
+            case "required" | {"type": "function"}:
+                raise InvalidRequestError(
+                    f"tool_choice={shorten(repr(self.tool_choice))} needs structured output, which is not supported "
+                    "yet: use 'auto' or 'none'",
+                    "tool_choice",
+                    "unsupported_parameter",
+                )
+        raise InvalidRequestError(
+            f"tool_choice is {shorten(repr(self.tool_choice))}; it must be 'auto' or 'none'", "tool_choice"
+        )
+
+    @property
+    def may_call_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice in (None, "auto")
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the request sets for the chat template. chat_template_kwargs has the last word."""
+        variables: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            # As vLLM does: most templates know a switch only.
+            variables = {
+                "reasoning_effort": self.reasoning_effort,
+                "enable_thinking": self.reasoning_effort != "none",
+            }
+        if self.enable_thinking is not None:
+            variables["enable_thinking"] = self.enable_thinking
+        return variables | self.chat_template_kwargs
 
     def params(self, default_max_tokens: int | None = None) -> SamplingParams:
         max_tokens = default_max_tokens if self.chosen_max_tokens is None else self.chosen_max_tokens
@@ -258,48 +303,6 @@ def read_body(raw: bytes, body_class: type[Body], defaults: Mapping[str, Any] = 
     return body
 
 
-def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """The conversation with every content as plain text. Raises InvalidRequestError naming the offending part."""
-    return [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _read_message(message: dict[str, Any], where: str) -> dict[str, str]:
-    for name, value in message.items():
-        if name not in MESSAGE_FIELDS and value not in (None, [], {}, ""):
-            field = f"{where}.{shorten(name)}"
-            raise InvalidRequestError(f"{field} is not supported: remove it", field)
-    role = message.get("role")
-    if role not in CHAT_ROLES:
-        raise InvalidRequestError(
-            f"{where}.role is {shorten(repr(role))}; it must be one of {', '.join(CHAT_ROLES)}", f"{where}.role"
-        )
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "\n".join(_read_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    elif not isinstance(content, str):
-        raise InvalidRequestError(f"{where}.content must be text or a list of text parts", f"{where}.content")
-    # Templates know "system" only; OpenAI renamed it for newer models and treats the two alike.
-    plain = {"role": "system" if role == "developer" else str(role), "content": str(content)}
-    speaker = message.get("name")
-    if speaker is not None:
-        if not isinstance(speaker, str):
-            raise InvalidRequestError(f"{where}.name must be text", f"{where}.name")
-        plain["name"] = speaker
-    return plain
-
-
-def _read_part(part: Any, where: str) -> str:
-    if not isinstance(part, dict) or "type" not in part:
-        raise InvalidRequestError(f"{where} must be an object with a type", where)
-    if part["type"] != "text":
-        kind = shorten(repr(part["type"]))
-        raise InvalidRequestError(f"{where}.type is {kind}; only 'text' is supported", f"{where}.type")
-    text = part.get("text")
-    if not isinstance(text, str) or len(part) != 2:
-        raise InvalidRequestError(f"{where} must have exactly a type and a text", where)
-    return text
-
-
 def _is_token_list(value: Any) -> bool:
     return isinstance(value, list) and all(type(t) is int for t in value)
 
@@ -362,9 +365,25 @@ class ChatLogprobs(Struct):
     content: list[ChatTokenLogprob]
 
 
+class CallFunction(Struct):
+    name: str
+    arguments: str = ""  # JSON text
+
+
+class ToolCall(Struct):
+    id: str
+    function: CallFunction
+    type: str = "function"
+
+
 class ChatMessage(Struct):
-    content: str
+    """The reasoning goes by both the names that vLLM has had for it."""
+
+    content: str | None
     role: str = "assistant"
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):
@@ -387,9 +406,26 @@ class ChatReply(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class CallFunctionDelta(Struct):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct):
+    """The next piece of a call; id, type and name come with its first one only."""
+
+    index: int
+    function: CallFunctionDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class ChatDelta(Struct):
     content: str | UnsetType = UNSET
     role: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, kw_only=True):

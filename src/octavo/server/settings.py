@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.core.errors import ConfigError, shorten
+from octavo.server.parsers import AnswerParsers
 
 LOG_FORMATS = ("text", "json")
 KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")  # the first that is set counts
@@ -45,6 +46,7 @@ class ServerSettings:
     log_requests: bool = False
     max_log_len: int | None = None  # characters of a prompt, and token ids of it, in the log; None: all
     docs: bool = True
+    parsers: AnswerParsers = field(default_factory=AnswerParsers)
 
     def __post_init__(self) -> None:
         def at_least(flag: str, value: float, low: float) -> None:

@@ -10,7 +10,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.core.errors import InvalidRequestError
-from octavo.server.protocol import read_body, read_messages
+from octavo.server.conversation import read_messages, read_tools
+from octavo.server.protocol import read_body
 from octavo.server.service import THREAD_CHARACTERS, Service, read_limited
 
 MAX_TEXT_CHARACTERS = 2_000_000  # about a second of one core
@@ -24,6 +25,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None  # None: with a prompt; a chat template writes its own
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
     return_token_strs: bool = False
 
     def check(self) -> None:
@@ -65,6 +67,7 @@ async def tokenize(service: Service, http: HttpRequest) -> Response:
         text = service.frontend.render_chat(
             read_messages(body.messages),
             add_generation_prompt=body.add_generation_prompt,
+            tools=read_tools(body.tools) or None,
             template_kwargs=body.chat_template_kwargs,
         )
     else:

@@ -5,6 +5,7 @@ A template is foreign code: it runs in Jinja's immutable sandbox, and its output
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -66,14 +67,15 @@ class ChatTemplate:
         """The prompt for `messages`; `kwargs` are further variables that the template may read.
 
         A message's content is a string, None, or a list of text parts, which are joined by line breaks; fields that
-        are None are left out, as templates ask only whether a field is there. Of several templates, "tool_use" is
-        for requests with tools, "rag" for those with documents. Raises InvalidRequestError, with the template's own
-        words, if the template is broken, does not end, or refuses the messages.
+        are None are left out, as templates ask only whether a field is there. A call's arguments are an object or JSON
+        text; templates get the object, which they may also print or join to a text as JSON. Of several templates,
+        "tool_use" is for requests with tools, "rag" for those with documents. Raises InvalidRequestError, with the
+        template's own words, if the template is broken, does not end, or refuses the messages.
         """
         variables = {
             **self._special_tokens,
             **kwargs,
-            "messages": [_with_text_content(message, i) for i, message in enumerate(messages)],
+            "messages": [_as_templates_want(message, i) for i, message in enumerate(messages)],
             "add_generation_prompt": add_generation_prompt,
             "tools": tools,
             "documents": documents,
@@ -128,6 +130,46 @@ class ChatTemplate:
 def _words_of(error: Exception) -> str:
     line = getattr(error, "lineno", None)
     return (str(error) or type(error).__name__) + (f" (line {line} of the template)" if line else "")
+
+
+class _WrittenObject(dict[str, Any]):
+    """Arguments of a call: an object for templates that look into it, its JSON text for those that expect a text."""
+
+    def __init__(self, text: str, value: dict[str, Any]) -> None:
+        super().__init__(value)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def _as_templates_want(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    fields = _with_text_content(message, index)
+    if isinstance(calls := fields.get("tool_calls"), Sequence):
+        fields["tool_calls"] = [_with_arguments_read(call) for call in calls]
+    return fields
+
+
+def _with_arguments_read(call: Any) -> Any:
+    """`call` with its arguments as an object. Those that are not one, a model's slip, stay as they are."""
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return call
+    text = function.get("arguments")
+    if not isinstance(text, str):
+        return call
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return call
+    if not isinstance(value, dict):
+        return call
+    return {**call, "function": {**function, "arguments": _WrittenObject(text, value)}}
 
 
 def _with_text_content(message: Mapping[str, Any], index: int) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""The text of an answer taken apart into reasoning, content and tool calls, whole or as it comes.
+
+Knows which parsers a server was started with and what a request asked for; formats are the parsers' own.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.core.errors import InvalidRequestError
+from octavo.core.records import FinishReason, SamplingParams
+from octavo.server.parsers import AnswerParsers
+from octavo.server.protocol import (
+    CallFunction,
+    CallFunctionDelta,
+    ChatBody,
+    ChatDelta,
+    ChatMessage,
+    ToolCall,
+    ToolCallDelta,
+)
+from octavo.server.reasoning.registry import REASONING_PARSERS
+from octavo.server.reasoning.tagged import TaggedReasoning
+from octavo.server.text_parser import CallArguments, CallStart, Content, Event, Reasoning, TextParser
+from octavo.server.tools.parser import ToolParser
+from octavo.server.tools.registry import TOOL_PARSERS
+
+
+class Answer:
+    """One answer on its way. `prompt` is the text that the model goes on from. Raises InvalidRequestError."""
+
+    def __init__(self, parsers: AnswerParsers, body: ChatBody, prompt: str) -> None:
+        self._tools: ToolParser | None = None
+        self._reasoning: TaggedReasoning | None = None
+        self._shows_special_tokens = False
+        if body.may_call_tools:
+            if parsers.tools is None:
+                raise InvalidRequestError(
+                    "tools with tool_choice 'auto' need a server started with --enable-auto-tool-choice and "
+                    "--tool-call-parser: start it so, or send tool_choice 'none'",
+                    "tool_choice",
+                )
+            self._tools = TOOL_PARSERS[parsers.tools]()
+            self._shows_special_tokens = self._tools.shows_special_tokens
+        if parsers.reasoning is not None:
+            tags = REASONING_PARSERS[parsers.reasoning]
+            self._reasoning = TaggedReasoning(tags, prompt)
+            self._shows_special_tokens |= tags.special
+        self._keeps_reasoning = body.include_reasoning
+        self._max_calls = None if body.parallel_tool_calls else 1
+        self._content: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[tuple[ToolCall, list[str]]] = []  # with the pieces of its arguments
+
+    def adjusted(self, params: SamplingParams) -> SamplingParams:
+        """With the special tokens shown that the parsers look for."""
+        return msgspec.structs.replace(params, skip_special_tokens=False) if self._shows_special_tokens else params
+
+    def read(self, text: str, *, is_last: bool) -> ChatDelta:
+        """What `text` adds; with the last text, what was held back too. A delta without fields if that is nothing."""
+        delta = ChatDelta()
+        for event in self._events(text, is_last):
+            match event:
+                case Content():
+                    self._content.append(event.text)
+                    delta.content = (delta.content or "") + event.text
+                case Reasoning() if self._keeps_reasoning:
+                    self._thoughts.append(event.text)
+                    delta.reasoning = delta.reasoning_content = (delta.reasoning or "") + event.text
+                case CallStart() | CallArguments() if self._max_calls is None or event.index < self._max_calls:
+                    delta.tool_calls = self._with_call(delta.tool_calls or [], event)
+        return delta
+
+    def message(self) -> ChatMessage:
+        """The whole of what was read."""
+        message = ChatMessage("".join(self._content))
+        if self._thoughts:
+            message.reasoning = message.reasoning_content = "".join(self._thoughts)
+        if self._calls:
+            for call, arguments in self._calls:
+                call.function.arguments = "".join(arguments)
+            message.tool_calls = [call for call, _ in self._calls]
+        if not message.content and (self._calls or self._reasoning is not None):
+            message.content = None
+        return message
+
+    def finish_reason(self, reason: FinishReason | None) -> str | None:
+        """A model that stopped after a whole call waits for the result; one that was cut, even in a call, does not."""
+        if reason is FinishReason.STOP and self._calls and self._tools is not None and self._tools.last_is_whole:
+            return "tool_calls"
+        return reason
+
+    def _events(self, text: str, is_last: bool) -> list[Event]:
+        events: list[Event] = [Content(text)] if text else []
+        for parser in (self._reasoning, self._tools):
+            if parser is not None:
+                events = [found for event in events for found in _parsed(parser, event)]
+                if is_last:
+                    events += parser.finish()
+        return events
+
+    def _with_call(self, deltas: list[ToolCallDelta], event: CallStart | CallArguments) -> list[ToolCallDelta]:
+        """`deltas` with the event in the entry of its call, which is made if it is not there."""
+        assert self._tools is not None
+        if isinstance(event, CallStart):
+            call = ToolCall(self._tools.new_call_id(), CallFunction(event.name))
+            self._calls.append((call, []))
+            function = CallFunctionDelta("", event.name)
+            return [*deltas, ToolCallDelta(event.index, function, call.id, call.type)]
+        self._calls[event.index][1].append(event.text)
+        if not deltas or deltas[-1].index != event.index:
+            return [*deltas, ToolCallDelta(event.index, CallFunctionDelta(event.text))]
+        deltas[-1].function.arguments += event.text
+        return deltas
+
+
+def _parsed(parser: TextParser, event: Event) -> list[Event]:
+    return parser.feed(event.text) if isinstance(event, Content) else [event]
