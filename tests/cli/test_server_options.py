@@ -79,6 +79,11 @@ def test_a_key_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings_of("--api-key", "a").api_keys == ("a",)
 
 
+def test_an_empty_host_does_not_mean_every_address() -> None:
+    with pytest.raises(ConfigError, match="--host is empty"):
+        settings_of("--host", "")
+
+
 def test_an_empty_key_is_one_clear_error() -> None:
     with pytest.raises(ConfigError, match="--api-key has an empty key"):
         settings_of("--api-key", "")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, ModelFileError
 from octavo.engine import model_location
 from octavo.engine.model_location import locate_model
+from octavo.engine.text_side import load_text_side
 from octavo.weights import hub
 
 
@@ -55,3 +58,23 @@ def test_a_tokenizer_of_the_hub_has_a_revision_of_its_own_and_needs_no_weights(
 def test_a_path_that_cannot_be_is_one_clear_line(name: str) -> None:
     with pytest.raises(ModelFileError, match=r"check the path|does not exist"):
         locate_model(EngineConfig(name))
+
+
+def test_a_name_that_is_not_utf8_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/n\xff.gguf")
+    Path(path).touch()
+    with pytest.raises(ModelFileError, match=r"is not UTF-8.*rename it"):
+        locate_model(EngineConfig(path))
+
+
+def test_files_that_may_not_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny(self: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may run as root, whom nothing is denied
+    with pytest.raises(ModelFileError, match=r"cannot read the folder .*permission denied"):
+        locate_model(EngineConfig(str(tmp_path)))
+    monkeypatch.setattr(Path, "is_file", deny)
+    with pytest.raises(ModelFileError, match=r"cannot read .*tokenizer.json: Permission denied: check who may read it"):
+        load_text_side(EngineConfig(str(tmp_path)))

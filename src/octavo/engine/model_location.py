@@ -54,8 +54,13 @@ def _local(named: str) -> Path | None:
         path = Path(os.path.expanduser(named))
         if not named or not path.exists():
             return None
+        named.encode()
+        if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+            raise ModelFileError(f"cannot read the folder {named!r}: permission denied: check who may read it")
         if path.is_dir() or path.is_file():
             return path
+    except UnicodeEncodeError as error:
+        raise ModelFileError(f"the name {named!r} is not UTF-8, as messages are: rename it") from error
     except OSError as error:
         raise ModelFileError(f"cannot look at {shorten(named)!r} ({error.strerror}): check the path") from error
     raise ModelFileError(f"{named!r} is no regular file: give the path of a GGUF file or of a model's folder")

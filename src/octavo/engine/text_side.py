@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.config import EngineConfig
+from octavo.core.errors import ModelFileError
 from octavo.engine.frontend import TextCodec
 from octavo.engine.generation_config import GenerationDefaults, load_generation_defaults
 from octavo.tokenizer.chat_template import ChatTemplate
@@ -30,21 +32,23 @@ class TextSide:
 def load_text_side(config: EngineConfig) -> TextSide:
     """`config.model` has been located. Raises ConfigError, ModelFileError."""
     folder = _tokenizer_path(config)
-    metadata = _gguf_metadata(folder)
-    if metadata is None:
-        tokenizer = Tokenizer.from_hf(folder)
-        template = ChatTemplate.from_hf(folder, tokenizer)
-    else:
-        tokenizer = Tokenizer.from_gguf(metadata)
-        template = ChatTemplate.from_gguf(metadata, tokenizer)
-    return TextSide(tokenizer, template, load_generation_defaults(config))
+    with _unreadable_files_named():
+        metadata = _gguf_metadata(folder)
+        if metadata is None:
+            tokenizer = Tokenizer.from_hf(folder)
+            template = ChatTemplate.from_hf(folder, tokenizer)
+        else:
+            tokenizer = Tokenizer.from_gguf(metadata)
+            template = ChatTemplate.from_gguf(metadata, tokenizer)
+        return TextSide(tokenizer, template, load_generation_defaults(config))
 
 
 def load_vocabulary(config: EngineConfig, model: Checkpoint) -> Vocabulary:
     """The part of the tokenizer that the engine needs; `model` is what lies at `config.model`, open already."""
     path = _tokenizer_path(config)
-    metadata = _gguf_metadata(path, model if config.tokenizer is None else None)
-    return Vocabulary.from_hf(path) if metadata is None else Vocabulary.from_gguf(metadata)
+    with _unreadable_files_named():
+        metadata = _gguf_metadata(path, model if config.tokenizer is None else None)
+        return Vocabulary.from_hf(path) if metadata is None else Vocabulary.from_gguf(metadata)
 
 
 def vocabulary_warnings(vocabulary: Vocabulary, eos_token_ids: Set[int], model_vocab_size: int) -> list[str]:
@@ -59,6 +63,14 @@ def vocabulary_warnings(vocabulary: Vocabulary, eos_token_ids: Set[int], model_v
     if beyond:
         warnings.append(f"the model cannot end a reply with token {beyond[0]}: its ids go to {model_vocab_size - 1}")
     return warnings
+
+
+@contextmanager
+def _unreadable_files_named() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ModelFileError(f"cannot read {error.filename}: {error.strerror}: check who may read it") from error
 
 
 def _tokenizer_path(config: EngineConfig) -> Path:

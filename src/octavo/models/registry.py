@@ -82,7 +82,8 @@ def build_model(files: ModelFiles) -> Model:
         model = by_name[name].build(files)
         weights = model.graph.weights
     except (ValueError, OverflowError) as e:
-        raise ModelFileError(f"the model's dimensions do not fit each other: {e}") from e
+        what = re.sub(r"^shape: (.*?): (\w+)\(.*", r"\1 (\2)", str(e), flags=re.DOTALL)
+        raise ModelFileError(f"the model's dimensions do not fit each other: {what}") from e
     for weight_name, weight in weights.items():
         _check_source(files, weight_name, weight.shape, model.sources[weight_name])
     used = {stored for source in model.sources.values() for stored in source.names}

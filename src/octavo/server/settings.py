@@ -53,6 +53,8 @@ class ServerSettings:
             if not value >= low:
                 raise ConfigError(f"{flag} is {value}; it must be at least {low}")
 
+        if not self.host:  # which would mean every address of this machine
+            raise ConfigError("--host is empty: name an address, such as 127.0.0.1 (this machine) or 0.0.0.0 (all)")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port is {self.port}; it must be between 0 and 65535")
         if not 0 <= self.uds_mode <= 0o777:
