@@ -82,7 +82,7 @@ class LLM:
         clock = SystemClock()
         text = load_text_side(config)
         engine = Engine(config)
-        for warning in engine.info.warnings:
+        for warning in (*text.warnings, *engine.info.warnings):
             logger.warning("octavo: %s", warning)
         frontend = Frontend(text.tokenizer, text.template, engine.info, config.seed)
         self._attach(engine, frontend, clock, text.defaults.params())

@@ -114,6 +114,20 @@ def test_overrides_change_the_model_and_nonsense_is_refused(folder: Path) -> Non
         generate(folder, hf_overrides={"rope_parameters": {"rope_type": "nonsense"}})
 
 
+def test_a_broken_chat_template_is_said_at_the_start_and_again_to_chats(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = write_tiny_folder(tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{% if %}")
+    with LLM(str(model), max_model_len=128, threads=1) as llm:
+        assert any(
+            "the default chat template, as it is broken: Expected" in record.message for record in caplog.records
+        )
+        with pytest.raises(InvalidRequestError, match="the chat template failed: Expected"):
+            llm.chat([{"role": "user", "content": "hi"}])
+        assert llm.generate("hi")
+
+
 def test_what_does_not_go_together_is_said_at_the_start(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

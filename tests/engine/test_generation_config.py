@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,18 @@ def test_a_damaged_file_is_refused_with_the_way_out(
 ) -> None:
     with pytest.raises(error, match=message):
         load_generation_defaults(EngineConfig(folder(tmp_path, values)))
+
+
+def test_a_file_that_cannot_be_one_is_not_taken_for_a_missing_one(tmp_path: Path) -> None:
+    path = tmp_path / "generation_config.json"
+    path.symlink_to("nowhere")
+    with pytest.raises(ModelFileError, match="no regular file, or a link to nothing"):
+        load_generation_defaults(EngineConfig(str(tmp_path)))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ModelFileError, match="no regular file, or a link to nothing"):
+        load_generation_defaults(EngineConfig(str(tmp_path)))
+    assert load_generation_defaults(EngineConfig(str(tmp_path), generation_config="vllm")).sampling == {}
 
 
 def test_an_override_that_nobody_knows_is_named() -> None:

@@ -42,7 +42,9 @@ class ByteTokenizer:
 
 def text_side(config: EngineConfig | None = None) -> TextSide:
     defaults = GenerationDefaults({}) if config is None else load_generation_defaults(config)
-    return TextSide(ByteTokenizer(), ChatTemplate(TEMPLATE, "", "<eos>"), defaults)
+    return TextSide(
+        ByteTokenizer(), ChatTemplate(TEMPLATE, "", "<eos>"), defaults, ("this tokenizer only knows bytes",)
+    )
 
 
 def frontend(info: EngineInfo, seed: int = 0) -> Frontend:

@@ -154,6 +154,11 @@ def failing_start(port: int, model: str = "echo") -> str:
     return done.stderr
 
 
+def test_warnings_of_both_processes_are_said_at_the_start(quick_server: ServerProcess) -> None:
+    for warning in ("this tokenizer only knows bytes", "this engine only echoes"):
+        assert f"octavo: warning: {warning}\n" in quick_server.log
+
+
 def test_a_port_in_use_is_one_clear_line_before_any_model_is_loaded(quick_server: ServerProcess) -> None:
     port = int(quick_server.url.rpartition(":")[2])
     error = failing_start(port, "x.broken")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import tokenizers
 import transformers
 
 from octavo.core.errors import InvalidRequestError
-from octavo.tokenizer.chat_template import MAX_PROMPT_CHARS, ChatTemplate
+from octavo.tokenizer.chat_template import MAX_PROMPT_CHARS, MAX_TEMPLATE_CHARS, ChatTemplate
 
 BOS, EOS = "<s>", "</s>"
 TEMPLATES = {
@@ -150,6 +151,17 @@ def test_failing_template_tells_its_own_words(source: str, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words) as caught:
         ChatTemplate(source, "", "").render([{"role": "user", "content": "x"}])
     assert caught.value.param == "messages"
+
+
+def test_a_template_that_cannot_be_compiled_is_told_before_it_is_needed() -> None:
+    assert ChatTemplate(TEMPLATES, BOS, EOS).warnings() == []
+    broken = ChatTemplate(
+        {"default": "a\n{% if %}", "rag": "{{ x }}", "tool_use": "{{ x | nosuch }}"}, "", ""
+    ).warnings()
+    assert len(broken) == 2
+    assert re.search(r"the default chat template, as it is broken: Expected an expression.*line 2", broken[0])
+    assert re.search(r"the tool_use chat template, as it is broken: No filter named 'nosuch'", broken[1])
+    assert "the limit is" in ChatTemplate("x" * (MAX_TEMPLATE_CHARS + 1), "", "").warnings()[0]
 
 
 def test_output_is_bounded() -> None:

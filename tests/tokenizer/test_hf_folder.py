@@ -7,6 +7,7 @@ added tokens. The vocabularies are small; real ones are in test_pieces.py.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from octavo.core.errors import ModelFileError
 from octavo.tokenizer.added_tokens import AddedToken as OurToken
 from octavo.tokenizer.added_tokens import AddedTokenFinder
+from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer.texts import SENTENCES, difficult_texts
@@ -174,11 +176,35 @@ def test_end_ids_come_from_all_the_files(trained: Trained, write_folder: WriteFo
     folder = write_folder(
         tokenizer__json=byte_level(trained),
         tokenizer_config__json=CONFIG,
-        generation_config__json={"eos_token_id": [7, 8, True, "x", -1]},
+        generation_config__json={"eos_token_id": [7, 8]},
         config__json={"eos_token_id": 9, "text_config": {"eos_token_id": [10]}},
     )
     ours = Tokenizer.from_hf(folder)
     assert ours.eos_token_ids == {7, 8, 9, 10, ours.eos_token_id} == Vocabulary.from_hf(folder).eos_token_ids
+
+
+@pytest.mark.parametrize("value", ["</s>", -1, [2, True], 1.5, {"id": 2}, 1 << 40])
+@pytest.mark.parametrize("name", ["generation_config", "config", "text_config"])
+def test_an_end_id_that_is_none_is_refused(name: str, value: Any, trained: Trained, write_folder: WriteFolder) -> None:
+    settings = {"eos_token_id": value}
+    files = {"config__json": {name: settings}} if name == "text_config" else {f"{name}__json": settings}
+    folder = write_folder(tokenizer__json=byte_level(trained), **files)
+    for load in (Tokenizer.from_hf, Vocabulary.from_hf):
+        with pytest.raises(ModelFileError, match=r"config.json has the eos_token_id .*; it must be"):
+            load(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"])
+def test_a_link_to_nothing_or_a_pipe_is_not_taken_for_a_missing_file(
+    name: str, trained: Trained, write_folder: WriteFolder
+) -> None:
+    folder = write_folder(tokenizer__json=byte_level(trained))
+    makers: list[Callable[[Path], None]] = [lambda path: path.symlink_to("nowhere"), os.mkfifo, os.mkdir]
+    for make in makers:
+        make(folder / name)
+        with pytest.raises(ModelFileError, match=rf"{name} is no regular file, or a link to nothing"):
+            ChatTemplate.from_hf(folder, Tokenizer.from_hf(folder))
+        (folder / name).rename(folder / f"not-{make.__name__}")
 
 
 def test_special_tokens_may_be_named_outside_of_tokenizer_json(trained: Trained, write_folder: WriteFolder) -> None:
@@ -233,6 +259,51 @@ def test_vocab_and_merges_are_enough(name: str, oracle_class: str, trained: Trai
             assert ours.encode(text) == backend.encode(text, add_special_tokens=False).ids, repr(text)
     assert ours.encode("a \n<mask><think><|endoftext|>") == [*ours.encode("a"), end + 1, end + 2, end]
     assert ours.encode("<think>", parse_special=False) == [end + 2]
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config__json", "special_tokens_map__json"])
+def test_words_of_the_vocabulary_that_are_named_special_are_never_cut(
+    file: str, trained: Trained, write_folder: WriteFolder
+) -> None:
+    tokens, merges = trained
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<unk>"]
+    named = {
+        "bos_token": "<|im_start|>",
+        "eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "lstrip": False, "rstrip": True},
+        "unk_token": "<unk>",
+        "additional_special_tokens": ["<image>"],
+    }
+    if file == "special_tokens_map__json":
+        del named["eos_token"]["__type"]  # type: ignore[attr-defined]
+    folder = write_folder(
+        vocab__json={text: i for i, text in enumerate([*special, *tokens])},
+        merges__txt="#version: 0.2\n" + "\n".join(map(" ".join, merges)) + "\n",
+        **{"tokenizer_config__json": {"tokenizer_class": "GPT2Tokenizer"}, file: named},
+    )
+    oracle = transformers.GPT2Tokenizer.from_pretrained(str(folder))
+    ours, vocabulary = Tokenizer.from_hf(folder), Vocabulary.from_hf(folder)
+    assert (ours.bos_token_id, ours.eos_token_ids) == (1, {2}) == (oracle.bos_token_id, {oracle.eos_token_id})
+    chat = "<|im_start|>user\nhi <image><|im_end|> \n<|im_start|>assistant\n<unk>"
+    ids = oracle(chat, add_special_tokens=False)["input_ids"]
+    assert ours.encode(chat) == ids
+    assert {1, 2, 3, 4} <= set(ids)
+    assert vocabulary.is_special == ours.is_special
+    assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+    assert not {1, 2, 3, 4} & set(ours.encode(chat, parse_special=False))
+
+
+def test_gpt_2_ends_with_endoftext_though_no_file_says_so(trained: Trained, write_folder: WriteFolder) -> None:
+    tokens, merges = trained
+    folder = write_folder(
+        vocab__json={text: i for i, text in enumerate([*tokens, "<|endoftext|>"])},
+        merges__txt="#version: 0.2\n" + "\n".join(map(" ".join, merges)) + "\n",
+    )
+    for name in ("GPT2Tokenizer", "Qwen2Tokenizer"):
+        write_folder(tokenizer_config__json={"tokenizer_class": name})
+        oracle = getattr(transformers, name).from_pretrained(str(folder))
+        ours = Tokenizer.from_hf(folder)
+        assert (ours.bos_token_id, ours.eos_token_id) == (oracle.bos_token_id, oracle.eos_token_id)
+        assert ours.encode("a<|endoftext|>b") == oracle("a<|endoftext|>b")["input_ids"]
 
 
 def test_added_tokens_of_a_byte_level_folder_may_be_in_a_file_of_their_own(

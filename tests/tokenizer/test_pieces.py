@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import random
 import re
@@ -22,6 +23,7 @@ import mistral_common
 import pytest
 import sentencepiece
 import tokenizers
+import transformers
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from octavo.core.errors import ModelFileError
@@ -97,6 +99,18 @@ def test_special_tokens_cut_the_text_and_each_stretch_gets_its_space(v3: Tokeniz
     assert v3.encode("<s>[INST]x") == [oracle.bos_id(), inst, *oracle.encode("x")]
     assert v3.encode("[INST]", parse_special=False) == [oracle.bos_id(), *oracle.encode("[INST]")]
     assert v3.encode("") == [oracle.bos_id()]
+
+
+def test_pieces_that_the_configuration_names_special_are_never_cut_nor_made(tmp_path: Path) -> None:
+    names = {"additional_special_tokens": ["ation"], "eos_token": "ously", "legacy": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", **names}))
+    ours = Tokenizer.from_hf(in_folder(V1, tmp_path))
+    oracle = transformers.LlamaTokenizer.from_pretrained(str(tmp_path))
+    text = "the nation is obviously good"
+    ids = oracle(text, add_special_tokens=False)["input_ids"]
+    assert ours.encode(text, add_special_tokens=False) == ids
+    assert ours.eos_token_ids == {oracle.eos_token_id} < set(ids)
+    assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True) == "the n is obvi good"
 
 
 def test_without_legacy_only_the_beginning_gets_a_space(tmp_path: Path) -> None:

@@ -92,25 +92,26 @@ async def _serve(
     try:
         frontend = Frontend(text.tokenizer, text.template, client.info, config.seed)
         service = Service(client, frontend, SystemClock(), text.defaults.sampling, settings)
-        _greet(client.info, address(sock, tls=settings.tls) + settings.root_path, settings.log_format)
+        warnings = [*text.warnings, *client.info.warnings]
+        _greet(client.info, warnings, address(sock, tls=settings.tls) + settings.root_path, settings.log_format)
         await run_until(stop, create_app(service), client, sock, settings, tls)
     finally:
         await client.close()
     return 0
 
 
-def _greet(info: EngineInfo, url: str, log_format: str) -> None:
+def _greet(info: EngineInfo, warnings: Sequence[str], url: str, log_format: str) -> None:
     kernels = ("kernels", f"{info.isa}, {info.threads} threads, up to {info.max_num_seqs} requests at once")
     greeting = f"octavo serves {info.served_model_name!r} at {url}/v1"
     if log_format == "json":
         import logging
 
         logger = logging.getLogger(__name__)
-        for warning in info.warnings:
+        for warning in warnings:
             logger.warning(warning)
         logger.info(greeting, extra={"fields": dict([kernels, *info.memory_table])})
         return
-    for warning in info.warnings:
+    for warning in warnings:
         print(f"octavo: warning: {warning}", file=sys.stderr)
     print(format_table([kernels, *info.memory_table]))
     print(f"{greeting} (ctrl-C ends it)", flush=True)

@@ -79,11 +79,15 @@ def _path(config: EngineConfig) -> Path | None:
         return path
     assert config.model is not None, "the model has been located"
     path = Path(config.model) / FILE_NAME
-    return path if path.is_file() else None
+    return path if path.is_symlink() or path.exists() else None
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        if not path.is_file():  # a pipe would be read for ever
+            raise ModelFileError(
+                f"{path} is no regular file, or a link to nothing: mend it, or use --generation-config vllm"
+            )
         if path.stat().st_size > MAX_BYTES:
             raise ModelFileError(f"{path} has more than {MAX_BYTES:,} bytes: it is damaged")
         values = json.loads(path.read_bytes())

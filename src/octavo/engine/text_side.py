@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """template: None if the model has none."""
+    """template: None if the model has none. warnings: what a user should know of these files, one sentence each."""
 
     tokenizer: TextCodec
     template: ChatTemplate | None
     defaults: GenerationDefaults
+    warnings: tuple[str, ...] = ()
 
 
 def load_text_side(config: EngineConfig) -> TextSide:
@@ -40,7 +41,8 @@ def load_text_side(config: EngineConfig) -> TextSide:
         else:
             tokenizer = Tokenizer.from_gguf(metadata)
             template = ChatTemplate.from_gguf(metadata, tokenizer)
-        return TextSide(tokenizer, template, load_generation_defaults(config))
+        warnings = () if template is None else tuple(template.warnings())
+        return TextSide(tokenizer, template, load_generation_defaults(config), warnings)
 
 
 def load_vocabulary(config: EngineConfig, model: Checkpoint) -> Vocabulary:

@@ -27,10 +27,7 @@ _GGUF_KEY = "tokenizer.chat_template"
 
 
 class ChatTemplate:
-    """The templates of one model: a single one, or several by name ("default", "tool_use", "rag").
-
-    A template is compiled at the first `render`, so that a server that is never asked to chat does not pay.
-    """
+    """The templates of one model: a single one, or several by name ("default", "tool_use", "rag")."""
 
     def __init__(self, source: str | Mapping[str, str], bos_token: str, eos_token: str) -> None:
         self._sources = {"default": source} if isinstance(source, str) else dict(source)
@@ -53,6 +50,18 @@ class ChatTemplate:
         """From the files of a Hugging Face folder; None if it has no template. Raises ModelFileError."""
         found = HFFolder(folder).chat_templates()
         return cls(found, tokenizer.bos_token, tokenizer.eos_token) if found else None
+
+    def warnings(self) -> list[str]:
+        """What hinders each template from ever being rendered, one sentence each."""
+        found = []
+        for name in self._sources:
+            try:
+                self._compile(name)
+            except Exception as error:  # Jinja's compiler may also fail as Python's can, by depth for example
+                found.append(
+                    f"chats are refused that need the {name} chat template, as it is broken: {_words_of(error)}"
+                )
+        return found
 
     def render(
         self,
@@ -83,7 +92,7 @@ class ChatTemplate:
         pieces: list[str] = []
         size = 0
         try:
-            template = self._compiled(tools, documents)
+            template = self._compile(self._chosen(tools, documents))
             self._environment.begin()
             for piece in template.generate(variables):
                 size += len(piece)
@@ -99,8 +108,7 @@ class ChatTemplate:
             raise InvalidRequestError(f"the chat template failed: {_words_of(error)}", param="messages") from error
         return "".join(pieces)
 
-    def _compiled(self, tools: object, documents: object) -> jinja2.Template:
-        name = self._chosen(tools, documents)
+    def _compile(self, name: str) -> jinja2.Template:
         if len(self._sources[name]) > MAX_TEMPLATE_CHARS:
             raise InvalidRequestError(
                 f"the chat template has {len(self._sources[name]):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}: "

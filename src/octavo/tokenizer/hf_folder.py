@@ -37,6 +37,9 @@ MAX_FILE_BYTES = 1 << 28
 # The rule of a folder with vocab.json and merges.txt, by its tokenizer_class; all others are cut as GPT-2's.
 _RULE_OF_CLASS = {"Qwen2Tokenizer": "qwen2", "GPTNeoXTokenizer": "olmo"}
 
+# What the classes of byte-level vocabularies take for a token that no file names. Qwen2's has no BOS token.
+_END_OF_TEXT = "<|endoftext|>"
+
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
@@ -63,8 +66,10 @@ class HFFolder:
                 eos_id=model.eos_id,
             )
         if self._has("vocab.json") and self._has("merges.txt"):
-            texts, types = self._byte_level_vocab()
-            return self._make_table(texts, types, Spelling.BYTE_LEVEL, strips=False)
+            texts, types = list(self._byte_level_vocab[0]), list(self._byte_level_vocab[1])
+            end_id = texts.index(_END_OF_TEXT) if _END_OF_TEXT in texts else None
+            bos_id = None if self._config.get("tokenizer_class") == "Qwen2Tokenizer" else end_id
+            return self._make_table(texts, types, Spelling.BYTE_LEVEL, strips=False, bos_id=bos_id, eos_id=end_id)
         raise ModelFileError(
             f"{self._folder} has no tokenizer: it needs tokenizer.json, or tokenizer.model, or vocab.json and"
             " merges.txt; download them too, or convert the model to a GGUF file"
@@ -106,11 +111,17 @@ class HFFolder:
         return found
 
     def _has(self, name: str) -> bool:
-        return (self._folder / name).is_file()
+        """Links to nothing count, for `_read` to refuse: a model is not understood without its file."""
+        path = self._folder / name
+        return path.is_symlink() or path.exists()
 
     def _read(self, name: str) -> bytes:
         path = self._folder / name
         try:
+            if not path.is_file():  # a pipe would be read for ever
+                raise ModelFileError(
+                    f"{path} is no regular file, or a link to nothing: download it again, or take it away"
+                )
             size = path.stat().st_size
             if size > MAX_FILE_BYTES:
                 raise ModelFileError(
@@ -172,7 +183,14 @@ class HFFolder:
                     f"{self._folder / 'tokenizer_config.json'}: added_tokens_decoder[{shorten(repr(key))}] is damaged"
                     f" ({error}): download it again"
                 ) from error
-        special = self._special_texts()
+        special = self._special_entries()
+        if not self._has("tokenizer.json"):
+            # Named special tokens are often nothing but words of the vocabulary, which no file calls added.
+            by_text = {text: i for i, text in enumerate(self._own_texts())}
+            listed_texts = {entry.content for entry in found.values()}
+            for text, entry in special.items():
+                if text in by_text and text not in listed_texts:
+                    found.setdefault(by_text[text], entry)
         for token_id, entry in found.items():
             if not 0 <= token_id < MAX_VOCAB_SIZE:
                 raise ModelFileError(
@@ -184,13 +202,27 @@ class HFFolder:
             for i, e in found.items()
         }
 
-    def _special_texts(self) -> set[str]:
-        found = {self._token_text(name) for name in _SPECIAL_NAMES}
+    def _own_texts(self) -> Sequence[str]:
+        """The vocabulary of a folder without tokenizer.json, before tokens are added to it."""
+        if self._has("tokenizer.model"):
+            return self._pieces.texts
+        return self._byte_level_vocab[0] if self._has("vocab.json") else ()
+
+    def _special_entries(self) -> dict[str, AddedTokenEntry]:
+        """By text: the tokens that the configuration names as special, wherever they are."""
+        named = [self._config.get(name) for name in _SPECIAL_NAMES]
         for name in _SPECIAL_LISTS:
             value = self._config.get(name)
-            items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-            found.update(_content(item) for item in items)
-        return {text for text in found if text is not None}
+            named += value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        if not self._has("tokenizer.json") and not self._has("tokenizer.model"):
+            named.append(_END_OF_TEXT)
+        found: dict[str, AddedTokenEntry] = {}
+        for value in named:
+            if text := _content(value):
+                flags = value if isinstance(value, Mapping) else {}
+                sides = {side: flags.get(side) is True for side in ("lstrip", "rstrip", "single_word")}
+                found.setdefault(text, AddedTokenEntry(text, special=True, **sides))
+        return found
 
     def _token_text(self, name: str) -> str | None:
         return _content(self._config.get(name))
@@ -235,12 +267,24 @@ class HFFolder:
 
     def _end_ids(self, eos_token_id: int | None) -> frozenset[int]:
         """The ids that end a reply: the tokenizer's, and those of generation_config.json and config.json."""
+        found = set() if eos_token_id is None else {eos_token_id}
         config = self._json("config.json")
-        found = [eos_token_id]
-        for settings in (self._json("generation_config.json"), config, config.get("text_config")):
-            value = settings.get("eos_token_id") if isinstance(settings, Mapping) else None
-            found += value if isinstance(value, list) else [value]
-        return frozenset(i for i in found if type(i) is int and i >= 0)
+        text_config = config.get("text_config")
+        for name, settings in (
+            ("generation_config.json", self._json("generation_config.json")),
+            ("config.json", config),
+            ("config.json", text_config if isinstance(text_config, Mapping) else {}),
+        ):
+            value = settings.get("eos_token_id")
+            ids = [] if value is None else value if isinstance(value, list) else [value]
+            for i in ids:
+                if type(i) is not int or not 0 <= i < 1 << 31:
+                    raise ModelFileError(
+                        f"{self._folder / name} has the eos_token_id {shorten(repr(i))}; it must be one or several"
+                        " token ids, from 0: mend it, or replies do not end where they should"
+                    )
+            found.update(ids)
+        return frozenset(found)
 
     def _around(self, table: TokenTable, first: list[int], last: list[int]) -> tuple[list[int], list[int]]:
         """The ids before and after a prompt, `first` and `last` if there is nothing in the configuration.
@@ -292,6 +336,7 @@ class HFFolder:
             return piece_bpe_encoder(table, merges_by_rank(table, scores), model.unknown_id, rules, added)
         return unigram_encoder(table, scores, model.unknown_id, rules, added)
 
+    @cached_property
     def _byte_level_vocab(self) -> tuple[list[str], list[int]]:
         vocab = self._json("vocab.json")
         if not all(type(i) is int and 0 <= i < MAX_VOCAB_SIZE for i in vocab.values()):
