@@ -323,3 +323,21 @@ def test_the_module_can_be_run() -> None:
         [sys.executable, "-m", "octavo", "--version"], capture_output=True, text=True, env={"PYTHONPATH": source}
     )
     assert done.stdout.startswith("octavo ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "unbuffered"),
+    [(["--help"], ""), (["info"], ""), (["--version"], "1"), (["complete", "hi", "--max-tokens", "1"], "1")],
+)
+def test_an_output_that_is_full_is_one_line_and_code_1(argv: list[str], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "octavo", *argv],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert result.stderr == "octavo: cannot write to standard output: No space left on device\n"
+    assert result.returncode == 1

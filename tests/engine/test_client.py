@@ -165,6 +165,14 @@ def test_an_engine_that_dies_while_loading_is_reported() -> None:
         asyncio.run(EngineClient.start(EngineConfig("x"), ["/bin/false"]))
 
 
+@pytest.mark.parametrize(
+    ("number", "why"), [(signal.SIGBUS, "a model file was changed"), (signal.SIGKILL, "lack of memory")]
+)
+def test_a_signal_that_ends_a_loading_engine_is_named(number: signal.Signals, why: str) -> None:
+    with pytest.raises(EngineDeadError, match=f"killed by {number.name} while it loaded the model: .*{why}"):
+        asyncio.run(EngineClient.start(EngineConfig("x"), ["/bin/sh", "-c", f"kill -{number.value} $$"]))
+
+
 def test_closing_the_client_ends_the_process_and_the_streams() -> None:
     async def scenario() -> None:
         client = await EngineClient.start(EngineConfig("echo"), fake_engine_command(0.001))

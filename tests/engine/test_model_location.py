@@ -78,3 +78,25 @@ def test_files_that_may_not_be_read_are_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Path, "is_file", deny)
     with pytest.raises(ModelFileError, match=r"cannot read .*tokenizer.json: Permission denied: check who may read it"):
         load_text_side(EngineConfig(str(tmp_path)))
+
+
+def test_a_path_that_reads_as_a_hub_name_is_said_to_be_missing_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(*_: object, **__: object) -> Path:
+        raise ConfigError("not on the hub")
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^not on the hub"):
+        locate_model(EngineConfig("models/Llama"))
+    (tmp_path / "models").mkdir()
+    with pytest.raises(ConfigError, match="no file or folder models/Llama, and as a name of the hub: not on the hub"):
+        locate_model(EngineConfig("models/Llama"))
+    with pytest.raises(ModelFileError, match="'models/meta/Llama' does not exist"):
+        locate_model(EngineConfig("models/meta/Llama"))
+
+
+def test_a_missing_tokenizer_is_named_as_one(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"^--tokenizer: '/nope' does not exist.*\(org/name\)$"):
+        locate_model(EngineConfig(str(tmp_path), tokenizer="/nope"))

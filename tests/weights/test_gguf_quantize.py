@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 
 from octavo.cli.main import main
+from octavo.cli.quantize import TYPES
 from octavo.core.errors import ConfigError, ModelFileError
 from octavo.engine.quantize import quantize_model
 from octavo.quantization.encode import encode
@@ -102,7 +106,6 @@ def test_a_file_that_is_there_is_kept_unless_forced(source: Path, tmp_path: Path
     assert out.read_bytes() == b"mine"
     assert quantize(source, out, "q8_0", force=True).tensor("output.weight").type == T.Q8_0
     assert list(tmp_path.iterdir()) == [out]
-    assert quantize(out, out, "q4_0", force=True).tensor("blk.0.attn_q.weight").type == T.Q4_0  # onto itself
 
 
 def test_what_cannot_be_done_is_said(source: Path, tmp_path: Path) -> None:
@@ -147,3 +150,59 @@ def test_a_write_that_fails_midway_leaves_no_file(source: Path, tmp_path: Path) 
     assert "cannot write" in result.stderr
     assert "File too large" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_help_lists_every_type() -> None:
+    assert tuple(MIXES) == TYPES
+
+
+def test_a_model_is_not_written_over_a_file_of_itself(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.gguf").symlink_to(source)
+    before = source.read_bytes()
+    with pytest.raises(ConfigError, match=r"is a file of IN .*choose another name"):
+        quantize(source, tmp_path / "link.gguf", "q8_0", force=True)
+    assert source.read_bytes() == before
+    parts = write_split(tmp_path)
+    with pytest.raises(ConfigError, match="is a file of IN"):
+        quantize(parts[0], parts[1], "q8_0", force=True)
+
+
+def test_a_source_that_is_truncated_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "in.gguf", SPEC)
+    size = source.stat().st_size
+
+    def truncate(*_: object) -> None:
+        os.truncate(source, 8192)
+
+    with pytest.raises(ModelFileError, match=rf"was truncated while it was read, from {size:,} bytes to 8,192"):
+        quantize_model(str(source), str(tmp_path / "out.gguf"), "q8_0", force=False, wrote=truncate)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_part_and_is_said(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    def interrupted(*_: object, wrote: Callable[[str, str, float], None], **__: object) -> None:
+        quantize_model(
+            str(source), str(tmp_path / "out.gguf"), "q8_0", force=False, wrote=lambda *_: os.kill(me, number)
+        )
+
+    me = os.getpid()
+    before = signal.getsignal(number)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("octavo.engine.quantize.quantize_model", interrupted)
+        assert main(["quantize", str(source), "out.gguf", "--type", "q8_0"]) == 128 + number
+    assert capsys.readouterr().err == f"octavo: ended by {number.name}: out.gguf was not written\n"
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) is before
+
+
+def test_parts_of_dead_processes_are_removed_and_those_of_living_ones_kept(source: Path, tmp_path: Path) -> None:
+    dead, living, other = (tmp_path / f".{name}.part" for name in ("out.gguf.1", "out.gguf.2", "another.gguf.1"))
+    for part in (dead, living, other):
+        part.touch()
+    with living.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        quantize(source, tmp_path / "out.gguf", "q8_0")
+    assert sorted(tmp_path.iterdir()) == sorted([living, other, tmp_path / "out.gguf"])

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from octavo.core.errors import ModelFileError
 from octavo.quantization.formats import WeightType
+from octavo.weights.hf_quantization import METHODS
 from octavo.weights.safetensors import HFCheckpoint
 
 RNG = np.random.default_rng
@@ -356,3 +357,15 @@ def test_the_method_is_known_of_a_text_part_too(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(config))
         save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
         assert HFCheckpoint.open(tmp_path).quantized_by == method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_plain_weights_that_are_said_to_be_quantized_are_a_warning(tmp_path: Path, method: str) -> None:
+    found = checkpoint(tmp_path, {"quant_method": method, "bits": 4}, {"m.weight": torch.ones(4, 64)})
+    [warning] = found.warnings
+    assert f"quantized by {method}, but all are plain" in warning
+
+
+def test_plain_weights_that_are_said_to_be_plain_are_none(tmp_path: Path) -> None:
+    settings = {"quant_method": "compressed-tensors", "format": "dense"}
+    assert checkpoint(tmp_path, settings, {"m.weight": torch.ones(4, 64)}).warnings == []

@@ -151,3 +151,18 @@ def test_what_a_folder_has_instead_of_a_model_is_said(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "x.safetensors")
     with pytest.raises(ModelFileError, match="No such file"):
         open_checkpoint(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_a_pointer_of_git_lfs_is_called_so(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 5000000\n")
+    with pytest.raises(ModelFileError, match=f"pointer of Git LFS.*run 'git lfs pull' in {tmp_path}"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer.model"])
+def test_a_file_beside_the_weights_is_no_model(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelFileError, match=f"{name} is one file of a model: give the folder {tmp_path}"):
+        open_checkpoint(tmp_path / name)

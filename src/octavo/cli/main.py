@@ -35,17 +35,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     quantize.add_flags(command("quantize", "Write a GGUF model in another weight format."))
     command("info", "Show what octavo sees of this machine.")
 
-    args = parser.parse_all(argv, commands)
-    if args.command is None:
-        parser.error(f"name a command: {', '.join(commands)}; each has --help")
+    def run() -> int:
+        args = parser.parse_all(argv, commands)
+        if args.command is None:
+            parser.error(f"name a command: {', '.join(commands)}; each has --help")
+        return _run(args)
+
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal's encoding is no reason to fail
-    return exit_code(lambda: _run(args))
+    return exit_code(run)
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """What `command` returns; 2 for what the user can mend, 1 for a dead engine, with one line on standard error."""
+    """What `command` returns; else one line on standard error, and 2 for what the user can mend, 1 for a dead engine
+    or a standard output that takes nothing."""
+    try:
+        try:
+            return _code(command)
+        finally:
+            _flush()
+    except BrokenPipeError:  # as in `octavo complete ... | head`
+        _drop_output()
+        return READER_GONE
+    except OSError as error:
+        try:
+            print(flush=True)  # fails again if it was this that failed
+        except OSError:
+            _drop_output()
+            print(f"octavo: cannot write to standard output: {error.strerror}", file=sys.stderr)
+            return 1
+        raise
+
+
+def _code(command: Callable[[], int]) -> int:
     try:
         return command()
     except OctavoError as error:
@@ -53,9 +76,15 @@ def exit_code(command: Callable[[], int]) -> int:
         return 1 if isinstance(error, EngineDeadError) else 2
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # as in `octavo complete ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
-        return READER_GONE
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # it is, where the shell closed it
+        sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
 
 
 def _run(args: argparse.Namespace) -> int:

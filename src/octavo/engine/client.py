@@ -23,6 +23,11 @@ from octavo.engine.process import ENGINE_COMMAND, EngineProcess, launch_engine
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 2.0  # how long a closing engine may finish its step before it is killed
+# What most often is behind a signal that ends the engine, and what helps.
+DEATHS: dict[int, str] = {
+    signal.SIGBUS: "a model file was changed while it was read, or its disk has an error; check both and start again",
+    signal.SIGKILL: "likely for lack of memory; try a smaller model, --max-model-len or --max-num-seqs",
+}
 
 
 class OutputStream:
@@ -198,15 +203,8 @@ class EngineClient:
         self._death = EngineDeadError(
             "the engine process ended unexpectedly; its log (standard error) says why. Start the server again"
         )
-        if self._loaded and not self._closing:
+        if not self._closing and (self._loaded or not self._ready.done()):
             self._death_report = asyncio.create_task(self._report_death())
-        if not self._ready.done():
-            self._ready.set_exception(
-                EngineDeadError(
-                    "the engine process ended while it loaded the model. If the log above does not say why, it may "
-                    "have been killed for lack of memory: try a smaller model, --max-model-len or --max-num-seqs"
-                )
-            )
         for stream in self._streams.values():
             stream._fail(self._death)
         self._streams.clear()
@@ -214,7 +212,11 @@ class EngineClient:
     async def _report_death(self) -> None:
         code = await asyncio.to_thread(self._reap)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        logger.error("the engine process %s; all requests are refused from now on", how)
+        why = DEATHS.get(-code, "the log above says why")
+        if self._loaded:
+            logger.error("the engine process %s (%s); all requests are refused from now on", how, why)
+        elif not self._ready.done():
+            self._ready.set_exception(EngineDeadError(f"the engine process {how} while it loaded the model: {why}"))
 
 
 def _loading_error(kind: str, text: str) -> OctavoError:

@@ -45,7 +45,10 @@ def builtin_model() -> Path:
 def _locate_tokenizer(named: str, config: EngineConfig) -> str:
     # --revision is the model's.
     revision = config.revision if named == config.model else None
-    return str(_local(named) or _fetched(named, revision, config, tokenizer_only=True))
+    try:
+        return str(_local(named) or _fetched(named, revision, config, tokenizer_only=True))
+    except (ConfigError, ModelFileError) as error:
+        raise type(error)(f"--tokenizer: {error}") from error
 
 
 def _local(named: str) -> Path | None:
@@ -71,10 +74,15 @@ def _fetched(named: str, revision: str | None, config: EngineConfig, *, tokenize
 
     if not hub.looks_like_hub_name(named):
         raise ModelFileError(
-            f"{named!r} does not exist: give the path of a GGUF file or of a model's folder, the name of a repository "
-            "of the hub (org/name), or no model for the built-in one"
+            f"{shorten(named)!r} does not exist: give the path of a GGUF file or of a model's folder, the name of a "
+            f"repository of the hub (org/name){'' if tokenizer_only else ', or no model for the built-in one'}"
         )
-    return hub.fetch(named, revision, config.download_dir, tokenizer_only=tokenizer_only)
+    try:
+        return hub.fetch(named, revision, config.download_dir, tokenizer_only=tokenizer_only)
+    except (ConfigError, ModelFileError) as error:
+        if not Path(named).parent.is_dir():
+            raise
+        raise type(error)(f"there is no file or folder {named}, and as a name of the hub: {error}") from error
 
 
 def _name(named: str | None, path: Path) -> str:

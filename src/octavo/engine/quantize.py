@@ -47,6 +47,9 @@ def quantize_model(
             f"IN must be a GGUF, and {source!r} is a Hugging Face folder: convert it to an f16 GGUF first, or serve it "
             "with --quantization, which packs its weights while they load"
         )
+    if os.path.exists(path) and any(os.path.samefile(path, part) for part in checkpoint.paths):
+        checkpoint.close()
+        raise ConfigError(f"OUT {target!r} is a file of IN {source!r}, which would be lost: choose another name")
     total = sum(map(prod, checkpoint.shapes.values()))
     done = 0
 

@@ -21,6 +21,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ from octavo.quantization.stored_tensor import StoredTensor
 from octavo.weights.mapped_file import MappedFile
 
 MetaValue: TypeAlias = "bool | int | float | str | list[MetaValue]"
+_Span: TypeAlias = tuple[MappedFile, int, int]  # first byte, byte after the last
 
 SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -75,7 +77,8 @@ class GGUFFile:
         files: list[MappedFile],
         metadata: dict[str, MetaValue],
         tensors: dict[str, StoredTensor],
-        spans: dict[str, tuple[MappedFile, int, int]],
+        spans: dict[str, _Span],
+        places: dict[str, _Span],
     ) -> None:
         self.path = path
         self.kind: Literal["gguf", "hf"] = "gguf"
@@ -87,6 +90,7 @@ class GGUFFile:
         self.warnings: list[str] = []
         self._files = files
         self._spans = spans
+        self._places = places
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -97,11 +101,12 @@ class GGUFFile:
         files: list[MappedFile] = []
         try:
             first, *others = _open_parts(Path(path), files)
-            tensors = first.tensors
+            tensors, places = first.tensors, first.places
             for part in others:
                 for name, tensor in part.tensors.items():
                     if tensors.setdefault(name, tensor) is not tensor:
                         raise ModelFileError(f"{part.path} has the tensor {name!r}, as another part of the model has")
+                places |= part.places
             total = first.metadata.get("split.tensors.count", len(tensors))
             if total != len(tensors):
                 raise ModelFileError(f"{path} and its other parts have {len(tensors):,} tensors instead of {total!r}")
@@ -109,16 +114,27 @@ class GGUFFile:
             for file in files:
                 file.close()
             raise
-        return cls(Path(path), files, first.metadata, tensors, first.spans)
+        return cls(Path(path), files, first.metadata, tensors, first.spans, places)
 
     def tensor(self, name: str) -> StoredTensor:
         """Raises KeyError for a name that is not in `shapes`."""
         return self.tensors[name]
 
+    def copied_tensor(self, name: str) -> StoredTensor:
+        """The same, but `load`, until `close()`, reads the file anew and raises ModelFileError if it was truncated."""
+        file, start, end = self._places[name]
+        tensor = self.tensors[name]
+        return StoredTensor(tensor.shape, tensor.type, partial(file.read, start, end))
+
+    @property
+    def paths(self) -> list[Path]:
+        """Of all parts, in no order."""
+        return [file.path for file in self._files]
+
     def metadata_entry(self, key: str) -> bytes:
         """Name, type and value of a key in `config`, as they stand in the file: Python's numbers forget their types."""
         file, start, end = self._spans[key]
-        return file.mapping[start:end]
+        return file.read(start, end).tobytes()
 
     def release_pages(self) -> None:
         """Give the pages of the mapping back to the system; a later look at a tensor reads them from the file again."""
@@ -144,7 +160,8 @@ class _Part:
     path: Path
     metadata: dict[str, MetaValue]
     tensors: dict[str, StoredTensor]
-    spans: dict[str, tuple[MappedFile, int, int]]  # where each metadata entry stands
+    spans: dict[str, _Span]  # where each metadata entry stands
+    places: dict[str, _Span]  # and the bytes of each tensor
 
 
 def _open_parts(path: Path, files: list[MappedFile]) -> list[_Part]:
@@ -217,7 +234,7 @@ class _Header:
         num_keys = self._u64("the number of metadata keys")
         self._check_count(num_keys, _MIN_KEY_BYTES, "metadata keys")
         metadata: dict[str, MetaValue] = {}
-        spans: dict[str, tuple[MappedFile, int, int]] = {}
+        spans: dict[str, _Span] = {}
         for _ in range(num_keys):
             start = self._at
             key = self._name("a metadata key")
@@ -226,9 +243,10 @@ class _Header:
             metadata[key] = self._value(self._u32(f"the type of {key!r}"), f"the metadata value {key!r}", depth=0)
             spans[key] = (self._file, start, self._at)
         self._check_count(num_tensors, _MIN_TENSOR_BYTES, "tensors")
-        return _Part(self._path, metadata, self._tensors(num_tensors, metadata), spans)
+        tensors, places = self._tensors(num_tensors, metadata)
+        return _Part(self._path, metadata, tensors, spans, places)
 
-    def _tensors(self, count: int, metadata: dict[str, MetaValue]) -> dict[str, StoredTensor]:
+    def _tensors(self, count: int, metadata: dict[str, MetaValue]) -> tuple[dict[str, StoredTensor], dict[str, _Span]]:
         entries: dict[str, tuple[tuple[int, ...], WeightType, int]] = {}  # shape, type, offset in the data section
         for _ in range(count):
             name = self._name("a tensor's name")
@@ -253,7 +271,8 @@ class _Header:
         for (_, end, name), (start, _, other) in itertools.pairwise(sorted(spans)):
             if start < end:
                 raise self._error(f"has the tensors {name!r} and {other!r} overlapping at byte {start:,}")
-        return {name: _stored(*entries[name][:2], self._file.view(start, end)) for start, end, name in spans}
+        tensors = {name: _stored(*entries[name][:2], self._file.view(start, end)) for start, end, name in spans}
+        return tensors, {name: (self._file, start, end) for start, end, name in spans}
 
     def _tensor_entry(self, name: str) -> tuple[tuple[int, ...], WeightType, int]:
         num_dims = self._u32(f"the dimensions of {name!r}")

@@ -116,7 +116,7 @@ def quantize_gguf(
 ) -> dict[str, WeightType]:
     """Write the model to `path`, over what is there, and give the types. wrote: called after each tensor.
 
-    Raises ModelFileError if it cannot be written, or a weight cannot be quantized.
+    Raises ModelFileError if it cannot be read or written, or a weight cannot be quantized.
     """
     types = target_types(file, mix)
     entries = [
@@ -125,12 +125,8 @@ def quantize_gguf(
         if key not in (FILE_TYPE, VERSION_KEY) and not key.startswith("split.")
     ]
     entries += [uint32_entry(FILE_TYPE, mix.file_type), uint32_entry(VERSION_KEY, QUANTIZATION_VERSION)]
-
-    def forgetting(name: str, tensor: StoredTensor) -> None:
-        file.release_pages()  # the source's pages would otherwise count as this process's memory
-        wrote(name, tensor)
-
-    tensors = {name: quantized(file.tensor(name), kind) for name, kind in types.items()}
+    # Copies: this lasts long, and a look at the mapping of a file that somebody truncates meanwhile ends the process.
+    tensors = {name: quantized(file.copied_tensor(name), kind) for name, kind in types.items()}
     alignment = file.config.get("general.alignment", DEFAULT_ALIGNMENT)
-    write_gguf(path, entries, tensors, alignment=alignment, wrote=forgetting)
+    write_gguf(path, entries, tensors, alignment=alignment, wrote=wrote)
     return types

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import glob
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,7 +78,10 @@ def _replacing(path: Path, data_bytes: int) -> Iterator[BinaryIO]:
     """A file beside `path` that becomes it at the end, or vanishes if the block fails."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        _remove_abandoned_parts(path)
         with beside.open("xb") as file:
+            with contextlib.suppress(OSError):  # not every file system has locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             room = os.fstatvfs(file.fileno())
             if room.f_bavail * room.f_frsize < data_bytes:  # better now than after an hour
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -91,3 +96,15 @@ def _replacing(path: Path, data_bytes: int) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink()
+
+
+def _remove_abandoned_parts(path: Path) -> None:
+    """What killed processes have left of the same file. A process that lives holds the lock of its part."""
+    for part in path.parent.glob(glob.escape(f".{path.name}.") + "[0-9]*.part"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
+            finally:
+                os.close(descriptor)

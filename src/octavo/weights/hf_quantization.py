@@ -74,7 +74,16 @@ def plain_and_packed(path: Path, config: Mapping[str, Any], raw: Mapping[str, Ra
         )
     checkpoint = _Checkpoint(path, settings, raw)
     module_reader(checkpoint)
-    return replace(checkpoint.contents(), quantized_by=method)
+    contents = replace(checkpoint.contents(), quantized_by=method)
+    if (
+        checkpoint.packed or settings.get("format") == "dense"
+    ):  # as compressed-tensors says that only the cache is quantized, or nothing
+        return contents
+    contents.warnings.append(
+        f"config.json of {path} says that the weights are quantized by {method}, but all are plain: they are served as "
+        "they are stored. Are these the files that belong to it?"
+    )
+    return contents
 
 
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -10,6 +10,7 @@ from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.gguf import GGUFFile, split_paths
 
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
+SIDE_ENDINGS = (".json", ".jinja", ".model", ".txt")  # of what lies beside the weights
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -23,6 +24,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             raise ModelFileError(
                 f"{path} has weights only: give the folder that also has config.json and the tokenizer"
             )
+        if path.suffix in SIDE_ENDINGS and path.is_file():
+            raise ModelFileError(f"{path} is one file of a model: give the folder {path.parent}, or a GGUF file")
         return GGUFFile.open(path)
     if any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").exists():
         from octavo.weights.safetensors import HFCheckpoint  # 15 ms that a GGUF's start need not wait for
