@@ -74,8 +74,8 @@ def _fetched(named: str, revision: str | None, config: EngineConfig, *, tokenize
 
     if not hub.looks_like_hub_name(named):
         raise ModelFileError(
-            f"{shorten(named)!r} does not exist: give the path of a GGUF file or of a model's folder, the name of a "
-            f"repository of the hub (org/name){'' if tokenizer_only else ', or no model for the built-in one'}"
+            f"{shorten(named, 300)!r} does not exist: give the path of a GGUF file or of a model's folder, the name "
+            f"of a repository of the hub (org/name){'' if tokenizer_only else ', or no model for the built-in one'}"
         )
     try:
         return hub.fetch(named, revision, config.download_dir, tokenizer_only=tokenizer_only)
