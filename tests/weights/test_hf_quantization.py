@@ -119,18 +119,20 @@ def test_gptq_with_scattered_groups_becomes_q8_0_and_says_so(tmp_path: Path, bit
     assert "desc_act" in warning
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group", [32, 128])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_awq(tmp_path: Path, group: int, symmetric: bool) -> None:
-    grid = Grid(48, 256, group, 4, symmetric=symmetric)
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
+def test_awq(tmp_path: Path, bits: int, group: int, symmetric: bool) -> None:
+    grid = Grid(48, 256, group, bits, symmetric=symmetric)
+    order = (0, 2, 4, 6, 1, 3, 5, 7) if bits == 4 else (0, 2, 1, 3)
     tensors = {
-        "m.qweight": words(grid.codes.T, 4, order),
-        "m.qzeros": words(grid.zeros.T, 4, order),
+        "m.qweight": words(grid.codes.T, bits, order),
+        "m.qzeros": words(grid.zeros.T, bits, order),
         "m.scales": grid.scales.T,
     }
-    settings = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
-    kind = WeightType.Q4_0 if symmetric else WeightType.U4
+    settings = {"quant_method": "awq", "bits": bits, "group_size": group, "zero_point": True, "version": "gemm"}
+    packed = (WeightType.Q4_0, WeightType.U4) if bits == 4 else (WeightType.Q8_0, WeightType.U8)
+    kind = packed[not symmetric]
     assert_stands_for(checkpoint(tmp_path, settings, tensors), kind, grid.values())
 
 
@@ -274,10 +276,10 @@ FP8 = torch.float8_e4m3fn
 DAMAGED: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str]] = {
     "no zeros": (GPTQ, {"qweight": int32(8, 16), "scales": half(2, 16)}, "matrix m lacks qzeros"),
     "three bits": (GPTQ, {"qweight": int32(6, 32), "scales": half(2, 32), "qzeros": int32(2, 3)}, "3 bits a weight; 4"),
-    "awq of eight bits": (
+    "awq of sixteen bits": (
         {"quant_method": "awq"},
-        {"qweight": int32(64, 8), "scales": half(2, 32), "qzeros": int32(2, 8)},
-        "8 bits a weight; of AWQ only 4",
+        {"qweight": int32(64, 16), "scales": half(2, 32), "qzeros": int32(2, 16)},
+        "16 bits a weight; 4",
     ),
     "half a block": (GPTQ, {"qweight": int32(2, 16), "scales": half(1, 16), "qzeros": int32(1, 2)}, "has 16 inputs"),
     "scales": (GPTQ, {"qweight": int32(8, 16), "scales": half(2, 8), "qzeros": int32(2, 2)}, "scales of shape"),

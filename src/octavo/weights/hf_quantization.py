@@ -7,8 +7,8 @@ inputs whose groups do not lie in blocks of 32 (GPTQ's desc_act) are quantized a
 
     GPTQ                qweight int32 [k * bits / 32, n], qzeros int32 [groups, n * bits / 32], scales [groups, n],
                         g_idx int32 [k]: the group of each input; zero = stored + 1 (v1) or stored (gptq_v2)
-    AWQ                 qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales [groups, n]; the nibbles of a
-                        word, low to high, are columns 0, 2, 4, 6, 1, 3, 5, 7
+    AWQ                 qweight int32 [k, n * bits / 32], qzeros int32 [groups, n * bits / 32], scales [groups, n];
+                        the nibbles of a word, low to high, are columns 0, 2, 4, 6, 1, 3, 5, 7; the bytes 0, 2, 1, 3
     compressed-tensors  weight_packed int32 [n, k * bits / 32] of q + 2^(bits - 1), weight_scale [n, groups] or [1],
                         weight_zero_point, weight_g_idx; or weight int8 or float8 [n, k] and weight_scale
     fp8                 weight float8_e4m3fn [n, k] and weight_scale or weight_scale_inv (multiplied too): one
@@ -45,6 +45,7 @@ SIDE_TENSORS = (
 
 Make = Callable[[], StoredTensor]
 _AWQ_COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)
+_AWQ_COLUMN_OF_BYTE = (0, 2, 1, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,17 +347,18 @@ def _awq(c: _Checkpoint) -> None:
     for module in c.modules(".qweight"):
         weight, k, words = c.matrix(module, ".qweight", ("I32",))
         scales, groups, n = c.matrix(module, ".scales", FLOAT_TYPES)
-        if n != 8 * words:
-            raise c.error(module, f"has {32 * words // n} bits a weight; of AWQ only 4 are supported: take a GGUF")
-        _check_bits(c, module, 4, k)
+        bits = 32 * words // n
+        _check_bits(c, module, bits, k)
+        if 32 * words != n * bits:
+            raise c.error(module, f"has qweight of shape {[k, words]} for {n:,} outputs of {bits} bits")
         zeros = c.need(module, ".qzeros", ("I32",), (groups, words))
         codes = _Codes(
             n,
             k,
-            4,
-            partial(_awq_codes, weight),
+            bits,
+            partial(_awq_codes if bits == 4 else _awq_bytes, weight),
             partial(_turned, scales),
-            partial(_awq_zeros, zeros),
+            partial(_awq_zeros if bits == 4 else _awq_bytes, zeros),
             _even_groups(c, module, k, groups),
         )
         _add_codes(c, module, codes, groups)
@@ -381,6 +383,15 @@ def _awq_zeros(zeros: RawTensor) -> NDArray[np.uint8]:
     columns = np.empty_like(nibbles)
     columns[..., list(_AWQ_COLUMN_OF_NIBBLE)] = nibbles
     return columns.reshape(groups, -1).T
+
+
+def _awq_bytes(packed: RawTensor) -> NDArray[np.uint8]:
+    """Of 8 bits: [rows, words] -> [columns, rows], for weights and zeros alike."""
+    rows, words = packed.shape
+    stored = np.ascontiguousarray(packed.integers()).view(np.uint8).reshape(rows, words, 4)
+    columns = np.empty_like(stored)
+    columns[..., list(_AWQ_COLUMN_OF_BYTE)] = stored
+    return np.ascontiguousarray(columns.reshape(rows, -1).T)
 
 
 # ---- compressed-tensors and fp8 ----
