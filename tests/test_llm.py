@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -128,15 +127,6 @@ class Interrupted(FakeEngine):
         return super().step()
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """As in a terminal; what runs in the background may have been told to ignore ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_waits_for_the_end_of_a_step_and_leaves_nothing_running() -> None:
     engine = Interrupted(EngineConfig("echo", max_model_len=64))
     llm = LLM.over(engine, frontend(engine.info), VirtualClock())
