@@ -20,13 +20,24 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
     default = ServerSettings()
     flag(
-        server, "--host", "address to listen on; the default is this machine only, 0.0.0.0 is all", default="127.0.0.1"
+        server, "--host", "address to listen on; the default is this machine only, 0.0.0.0 is all", default=default.host
     )
-    flag(server, "--port", "port to listen on, 0 for any free one (8000)", type=int, default=8000)
+    flag(server, "--port", f"port to listen on, 0 for any free one ({default.port})", type=int, default=default.port)
     flag(server, "--uds", "listen on a unix socket instead of host and port", metavar="PATH")
-    flag(server, "--uds-mode", "who may connect to it, in octal (600)", type=_octal, metavar="MODE", default=0o600)
     flag(
-        server, "--root-path", "the prefix under which a proxy shows this server, as /llm", default="", metavar="PREFIX"
+        server,
+        "--uds-mode",
+        f"who may connect to it, in octal ({default.uds_mode:o})",
+        type=_octal,
+        metavar="MODE",
+        default=default.uds_mode,
+    )
+    flag(
+        server,
+        "--root-path",
+        "the prefix under which a proxy shows this server, as /llm",
+        default=default.root_path,
+        metavar="PREFIX",
     )
     flag(server, "--disable-fastapi-docs", "no page at /docs", action="store_true")
     add_answer_flags(parser.add_argument_group("server: tools and reasoning"))
@@ -45,9 +56,9 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     flag(
         security,
         "--ssl-cert-reqs",
-        "must clients bring one: 0 no, 1 if they have one, 2 yes (0)",
+        f"must clients bring one: 0 no, 1 if they have one, 2 yes ({default.ssl_cert_reqs})",
         type=int,
-        default=0,
+        default=default.ssl_cert_reqs,
         metavar="N",
     )
     names = {"type": _names, "metavar": "LIST"}
@@ -92,9 +103,15 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--enable-request-id-headers",
         "X-Request-Id in every reply, not only where the client sent one (on)",
         action=argparse.BooleanOptionalAction,
-        default=True,
+        default=default.request_id_headers,
     )
-    flag(logs, "--log-format", "of the server's log lines (text)", choices=LOG_FORMATS, default="text")
+    flag(
+        logs,
+        "--log-format",
+        f"of the server's log lines ({default.log_format})",
+        choices=LOG_FORMATS,
+        default=default.log_format,
+    )
     flag(logs, "--disable-uvicorn-access-log", "no line for each request", action="store_true")
     flag(
         logs,

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
-from octavo.quantization.formats import FORMATS, WeightType
+from octavo.quantization.formats import FLOATS, FORMATS, WeightType
 from octavo.weights.checkpoint import StoredTensor
 
-FLOATS = (WeightType.F32, WeightType.F16, WeightType.BF16)
 DTYPES = {
     "float32": WeightType.F32,
     "float": WeightType.F32,

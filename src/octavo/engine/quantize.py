@@ -9,9 +9,10 @@ from math import prod
 from pathlib import Path
 
 from octavo.core.errors import ConfigError
+from octavo.quantization.formats import FLOATS
 from octavo.quantization.stored_tensor import StoredTensor
 from octavo.weights.gguf import GGUFFile
-from octavo.weights.gguf_quantize import FLOATS, mix_of, quantize_gguf
+from octavo.weights.gguf_quantize import mix_of, quantize_gguf
 from octavo.weights.open_checkpoint import open_checkpoint
 
 

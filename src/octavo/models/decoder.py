@@ -218,7 +218,7 @@ class Decoder:
         return self._locate(name, kind).names[0].replace("{e}", "0") in self._files.shapes
 
     def _locate(self, name: str, kind: str) -> TensorSource:
-        place: str | Part = name
+        place: str | Part
         if self._files.kind == "hf":
             layer, module = _split_layer(name)
             place = self._hf_names.get(module, module)
@@ -288,6 +288,11 @@ class Decoder:
         c, blk = self.c, f"blk.{layer}"
         q = self.linear(x, f"{blk}.attn_q", c.q_size)
         return q, self.linear(x, f"{blk}.attn_k", c.kv_size), self.linear(x, f"{blk}.attn_v", c.kv_size)
+
+    def head_norms(self, q: Tensor, k: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Each head of q and of k normalized alone; the heads of either share one weight."""
+        q = self.rms_norm(q, f"blk.{layer}.attn_q_norm", groups=self.c.num_heads)
+        return q, self.rms_norm(k, f"blk.{layer}.attn_k_norm", groups=self.c.num_kv_heads)
 
     def rope(self, x: Tensor, rope: RopeFrequencies | None = None) -> Tensor:
         """Rotated by the model's frequencies, or by others."""

@@ -52,9 +52,9 @@ def gemma3(files: ModelFiles) -> Model:
     for i in range(c.num_layers):
         q, k, v = d.qkv(d.rms_norm(x, f"blk.{i}.attn_norm"), i)
         rope = local if c.windows[i] else c.rope
-        q = d.rope(d.rms_norm(q, f"blk.{i}.attn_q_norm", c.num_heads), rope)
-        k = d.rope(d.rms_norm(k, f"blk.{i}.attn_k_norm", c.num_kv_heads), rope)
-        a = d.linear(d.attention(q, k, v, i, scale=scale), f"blk.{i}.attn_output", c.hidden_size)
+        q, k = d.head_norms(q, k, i)
+        a = d.attention(d.rope(q, rope), d.rope(k, rope), v, i, scale=scale)
+        a = d.linear(a, f"blk.{i}.attn_output", c.hidden_size)
         x = d.add(x, d.rms_norm(a, f"blk.{i}.post_attention_norm"))
         h = d.gated_mlp(d.rms_norm(x, f"blk.{i}.ffn_norm"), i, activation)
         x = d.add(x, d.rms_norm(h, f"blk.{i}.post_ffw_norm"))

@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.graph.schema import GateRows
-from octavo.models.config import DecoderConfig, layer_windows, settings, with_defaults
+from octavo.models.config import DecoderConfig, layer_windows, settings
 from octavo.models.decoder import Decoder, Experts
 from octavo.models.files import Model, ModelFiles
+from octavo.models.qwen2 import qwen_settings
 
 HF_NAMES = {
     "ffn_gate_inp_shexp": "model.layers.{}.mlp.shared_expert_gate",
@@ -20,8 +21,7 @@ HF_NAMES = {
 
 
 def qwen2_moe(files: ModelFiles) -> Model:
-    read = settings(with_defaults(files, use_sliding_window=False, sliding_window=4096))
-    read.refuse_unless("hidden_act", "silu")
+    read = qwen_settings(files)
     c = DecoderConfig.read(files)
     first_full = read.whole("max_window_layers", default=28)
     windows = layer_windows(read, c.num_layers, lambda i: i % 2 == 0 and i < first_full)

@@ -13,8 +13,7 @@ def qwen3(files: ModelFiles) -> Model:
     x = d.embed()
     for i in range(c.num_layers):
         q, k, v = d.qkv(d.rms_norm(x, f"blk.{i}.attn_norm"), i)
-        q = d.rms_norm(q, f"blk.{i}.attn_q_norm", groups=c.num_heads)
-        k = d.rms_norm(k, f"blk.{i}.attn_k_norm", groups=c.num_kv_heads)
+        q, k = d.head_norms(q, k, i)
         a = d.attention(d.rope(q), d.rope(k), v, i)
         x = d.add(x, d.linear(a, f"blk.{i}.attn_output", c.hidden_size))
         x = d.add(x, d.gated_mlp(d.rms_norm(x, f"blk.{i}.ffn_norm"), i))

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.models.config import DecoderConfig, layer_windows, settings, with_defaults
+from octavo.models.config import DecoderConfig, layer_windows
 from octavo.models.decoder import Decoder, Experts
 from octavo.models.files import Model, ModelFiles
+from octavo.models.qwen2 import qwen_settings
 from octavo.models.qwen2_moe import dense_layers
 
 
 def qwen3_moe(files: ModelFiles) -> Model:
-    read = settings(with_defaults(files, use_sliding_window=False, sliding_window=4096))
-    read.refuse_unless("hidden_act", "silu")
     c = DecoderConfig.read(files)
-    c = replace(c, windows=layer_windows(read, c.num_layers))
+    c = replace(c, windows=layer_windows(qwen_settings(files), c.num_layers))
     experts = Experts.read(files, c, renormalized_in_gguf=True)
     dense = dense_layers(files, c)
     d = Decoder(files, c)
     x = d.embed()
     for i in range(c.num_layers):
         q, k, v = d.qkv(d.rms_norm(x, f"blk.{i}.attn_norm"), i)
-        q = d.rms_norm(q, f"blk.{i}.attn_q_norm", groups=c.num_heads)
-        k = d.rms_norm(k, f"blk.{i}.attn_k_norm", groups=c.num_kv_heads)
+        q, k = d.head_norms(q, k, i)
         a = d.attention(d.rope(q), d.rope(k), v, i)
         x = d.add(x, d.linear(a, f"blk.{i}.attn_output", c.hidden_size))
         h = d.rms_norm(x, f"blk.{i}.ffn_norm")

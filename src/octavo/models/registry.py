@@ -67,16 +67,12 @@ FAMILIES = (
 )
 
 
-def architecture_of(files: ModelFiles) -> object:
-    return files.config.get("general.architecture" if files.kind == "gguf" else "model_type")
-
-
 def build_model(files: ModelFiles) -> Model:
     """The graph of a checkpoint from its settings and tensor shapes. Raises ModelFileError."""
-    name = architecture_of(files)
-    by_name = {key: f for f in FAMILIES for key in (f.gguf if files.kind == "gguf" else f.hf)}
+    key = "general.architecture" if files.kind == "gguf" else "model_type"
+    name = files.config.get(key)
+    by_name = {known: f for f in FAMILIES for known in (f.gguf if files.kind == "gguf" else f.hf)}
     if not isinstance(name, str) or name not in by_name:
-        key = "general.architecture" if files.kind == "gguf" else "model_type"
         raise ModelFileError(f"{key} is {name!r}, which is not supported; supported: {', '.join(sorted(by_name))}")
     try:
         model = by_name[name].build(files)

@@ -234,6 +234,8 @@ def _decode_u8(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     return _half(blocks, 0) * (blocks[:, 4:].astype(np.float32) - blocks[:, 2:3].astype(np.float32))
 
 
+FLOATS = (WeightType.F32, WeightType.F16, WeightType.BF16)
+
 FORMATS: dict[WeightType, BlockFormat] = {
     WeightType.F32: BlockFormat(1, 4, _decode_f32),
     WeightType.F16: BlockFormat(1, 2, _decode_f16),

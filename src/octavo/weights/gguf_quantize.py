@@ -20,7 +20,6 @@ from octavo.weights.gguf_writer import uint32_entry, write_gguf
 
 FILE_TYPE, VERSION_KEY = "general.file_type", "general.quantization_version"
 QUANTIZATION_VERSION = 2  # of GGML's block layouts since 2023
-FLOATS = (WeightType.F32, WeightType.F16, WeightType.BF16)
 T = WeightType
 
 
