@@ -32,6 +32,20 @@ from octavo.server.service import EventStream, Service, aborted_if_client_leaves
 async def chat_completions(service: Service, http: HttpRequest) -> Response:
     arrival_time = service.clock.now()
     body = read_body(await read_limited(http), ChatBody, service.default_fields)
+    reply_id = new_id("chatcmpl", body.request_id)
+    answer, generation = await start_chat(service, body, reply_id, arrival_time)
+    chat = _Chat(service, body, answer, generation, reply_id)
+    if body.stream:
+        return EventStream(chat.frames(), [generation])
+    async with aborted_if_client_leaves(http.receive, [generation]):
+        return await chat.reply()
+
+
+async def start_chat(service: Service, body: ChatBody, reply_id: str, arrival_time: float) -> tuple[Answer, Generation]:
+    """The body's conversation submitted to the engine, for any route that speaks of conversations.
+
+    The caller aborts the generation if nobody reads it. Raises ApiError, InvalidRequestError, EngineDeadError.
+    """
     service.check_model(body.model)
     text = service.frontend.render_chat(
         read_messages(body.messages),
@@ -42,7 +56,6 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
     )
     answer = Answer(service.settings.parsers, body, text)
     (token_ids,) = await service.encode([text], add_special_tokens=body.add_special_tokens, param="messages")
-    reply_id = new_id("chatcmpl", body.request_id)
     try:
         request = service.frontend.build_request(
             token_ids,
@@ -59,11 +72,7 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
             raise
         raise InvalidRequestError(str(error).replace(str(error.param), str(own_name)), own_name, error.code) from error
     (generation,) = service.submit([request])
-    chat = _Chat(service, body, answer, generation, reply_id)
-    if body.stream:
-        return EventStream(chat.frames(), [generation])
-    async with aborted_if_client_leaves(http.receive, [generation]):
-        return await chat.reply()
+    return answer, generation
 
 
 class _Chat:
