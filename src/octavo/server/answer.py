@@ -10,17 +10,10 @@ import msgspec
 from octavo.core.errors import InvalidRequestError
 from octavo.core.records import FinishReason, SamplingParams
 from octavo.server.parsers import AnswerParsers
-from octavo.server.protocol import (
-    CallFunction,
-    CallFunctionDelta,
-    ChatBody,
-    ChatDelta,
-    ChatMessage,
-    ToolCall,
-    ToolCallDelta,
-)
+from octavo.server.protocol import ChatBody
 from octavo.server.reasoning.registry import REASONING_PARSERS
 from octavo.server.reasoning.tagged import TaggedReasoning
+from octavo.server.replies import CallFunction, CallFunctionDelta, ChatDelta, ChatMessage, ToolCall, ToolCallDelta
 from octavo.server.text_parser import CallArguments, CallStart, Content, Event, Reasoning, TextParser
 from octavo.server.tools.parser import ToolParser
 from octavo.server.tools.registry import TOOL_PARSERS

@@ -23,7 +23,8 @@ from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.errors import ApiError
 from octavo.server.gate import CLIENT_LEFT, OPEN_PATHS, Gate, KeyCheck
-from octavo.server.protocol import ChatBody, CompletionBody, ModelCard, ModelList
+from octavo.server.protocol import ChatBody, CompletionBody
+from octavo.server.replies import ModelCard, ModelList
 from octavo.server.service import BodyMemory, Service
 from octavo.server.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize
 

@@ -16,16 +16,8 @@ from octavo.server.answer import Answer
 from octavo.server.conversation import read_messages, read_tools
 from octavo.server.generation import Generation, usage_of
 from octavo.server.logprobs import chat_logprobs
-from octavo.server.protocol import (
-    ChatBody,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatDelta,
-    ChatLogprobs,
-    ChatReply,
-    read_body,
-)
+from octavo.server.protocol import ChatBody, read_body
+from octavo.server.replies import ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatReply
 from octavo.server.service import EventStream, Service, aborted_if_client_leaves, new_id, read_limited, sse_frame
 
 

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from octavo.core.records import TokenLogprobs
 from octavo.server.generation import Generation, usage_of
 from octavo.server.logprobs import completion_logprobs
-from octavo.server.protocol import CompletionBody, CompletionChoice, CompletionLogprobs, CompletionReply, read_body
+from octavo.server.protocol import CompletionBody, read_body
+from octavo.server.replies import CompletionChoice, CompletionLogprobs, CompletionReply
 from octavo.server.service import (
     EventStream,
     Service,

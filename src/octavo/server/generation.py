@@ -13,7 +13,7 @@ from octavo.core.records import FinishReason, Request, RequestOutput
 from octavo.engine.client import EngineClient
 from octavo.engine.frontend import Detokenizer
 from octavo.server.metrics import Metrics
-from octavo.server.protocol import PromptTokensDetails, Usage
+from octavo.server.replies import PromptTokensDetails, Usage
 
 
 class Generation:

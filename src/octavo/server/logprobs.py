@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from octavo.core.records import TokenLogprobs
-from octavo.server.protocol import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
+from octavo.server.replies import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's API uses the same floor
 
