@@ -61,7 +61,7 @@ def key(name: str = "one") -> dict[str, str]:
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_every_route_but_health_wants_a_key(guarded_server: ServerProcess, method: str, path: str) -> None:
-    for headers in ({}, key("four"), key("on"), key("one,two"), {"Authorization": "Basic one"}, {"X-Api-Key": "one"}):
+    for headers in ({}, key("four"), key("on"), key("one,two"), {"Authorization": "Basic one"}, {"X-Api-Key": ""}):
         reply = httpx.request(method, base(guarded_server) + path, headers=headers)
         assert reply.status_code == 401, headers
         assert reply.headers["www-authenticate"] == "Bearer"
@@ -80,7 +80,19 @@ def test_health_is_open(guarded_server: ServerProcess, path: str) -> None:
 def test_each_key_of_flags_and_file_opens(guarded_server: ServerProcess) -> None:
     for name in ("one", "two", "three", "from-file", "other"):
         assert httpx.get(f"{guarded_server.url}/version", headers=key(name)).status_code == 200
+        assert httpx.get(f"{guarded_server.url}/version", headers={"X-Api-Key": name}).status_code == 200
     assert httpx.get(f"{guarded_server.url}/version", headers={"Authorization": "bearer one"}).status_code == 200
+    either = {**key("wrong"), "X-Api-Key": "one"}
+    assert httpx.get(f"{guarded_server.url}/version", headers=either).status_code == 200
+
+
+def test_anthropics_routes_say_in_their_own_shape_that_a_key_is_wanted(guarded_server: ServerProcess) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        reply = httpx.post(guarded_server.url + path, headers={"X-Api-Key": "wrong", "X-Request-Id": "mine"})
+        assert reply.status_code == 401
+        assert reply.headers["request-id"] == "mine"
+        error = reply.json()
+        assert (error["type"], error["error"]["type"], error["request_id"]) == ("error", "authentication_error", "mine")
 
 
 def test_the_openai_client_understands_the_refusal_of_its_key(guarded_server: ServerProcess) -> None:

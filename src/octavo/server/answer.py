@@ -52,17 +52,37 @@ class Answer:
     def read(self, text: str, *, is_last: bool) -> ChatDelta:
         """What `text` adds; with the last text, what was held back too. A delta without fields if that is nothing."""
         delta = ChatDelta()
+        for event in self.events(text, is_last=is_last):
+            match event:
+                case Content():
+                    delta.content = (delta.content or "") + event.text
+                case Reasoning():
+                    delta.reasoning = delta.reasoning_content = (delta.reasoning or "") + event.text
+                case CallStart() | CallArguments():
+                    delta.tool_calls = self._with_call(delta.tool_calls or [], event)
+        return delta
+
+    def events(self, text: str, *, is_last: bool) -> list[Event]:
+        """The same as `read` gives, in the order of the text and without what the request does not want."""
+        wanted: list[Event] = []
         for event in self._events(text, is_last):
             match event:
                 case Content():
                     self._content.append(event.text)
-                    delta.content = (delta.content or "") + event.text
                 case Reasoning() if self._keeps_reasoning:
                     self._thoughts.append(event.text)
-                    delta.reasoning = delta.reasoning_content = (delta.reasoning or "") + event.text
-                case CallStart() | CallArguments() if self._max_calls is None or event.index < self._max_calls:
-                    delta.tool_calls = self._with_call(delta.tool_calls or [], event)
-        return delta
+                case CallStart() if self._tools is not None and self._wants_call(event.index):
+                    self._calls.append((ToolCall(self._tools.new_call_id(), CallFunction(event.name)), []))
+                case CallArguments() if self._wants_call(event.index):
+                    self._calls[event.index][1].append(event.text)
+                case _:
+                    continue
+            wanted.append(event)
+        return wanted
+
+    def call_id(self, index: int) -> str:
+        """The id of a call whose start was among the events."""
+        return self._calls[index][0].id
 
     def message(self) -> ChatMessage:
         """The whole of what was read."""
@@ -92,15 +112,15 @@ class Answer:
                     events += parser.finish()
         return events
 
+    def _wants_call(self, index: int) -> bool:
+        return self._max_calls is None or index < self._max_calls
+
     def _with_call(self, deltas: list[ToolCallDelta], event: CallStart | CallArguments) -> list[ToolCallDelta]:
         """`deltas` with the event in the entry of its call, which is made if it is not there."""
-        assert self._tools is not None
         if isinstance(event, CallStart):
-            call = ToolCall(self._tools.new_call_id(), CallFunction(event.name))
-            self._calls.append((call, []))
+            call, _ = self._calls[event.index]
             function = CallFunctionDelta("", event.name)
             return [*deltas, ToolCallDelta(event.index, function, call.id, call.type)]
-        self._calls[event.index][1].append(event.text)
         if not deltas or deltas[-1].index != event.index:
             return [*deltas, ToolCallDelta(event.index, CallFunctionDelta(event.text))]
         deltas[-1].function.arguments += event.text

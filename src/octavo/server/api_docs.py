@@ -55,7 +55,8 @@ def render(entries: Sequence[RouteEntry], *, model: str, version: str, root_path
         f'     -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}]}}\''
     )
     keys = (
-        "Every route wants the header <code>Authorization: Bearer KEY</code>, but for those marked open."
+        "Every route wants the header <code>Authorization: Bearer KEY</code> or <code>X-Api-Key: KEY</code>, but for "
+        "those marked open."
         if needs_key
         else "This server asks for no key."
     )

@@ -136,9 +136,9 @@ async def show_docs(service: Service, _: HttpRequest) -> Response:
     return Response(page, media_type="text/html", headers={"Content-Security-Policy": api_docs.SECURITY_POLICY})
 
 
-async def answer_error(_: HttpRequest, error: Exception) -> Response:
+async def answer_error(http: HttpRequest, error: Exception) -> Response:
     reply = ApiError.of(error)
-    return Response(reply.encode(), reply.status, media_type="application/json")
+    return Response(reply.encode(http.scope["octavo.path"]), reply.status, media_type="application/json")
 
 
 async def answer_http_error(entries: tuple[RouteEntry, ...], http: HttpRequest, error: Exception) -> Response:
@@ -154,7 +154,8 @@ async def answer_http_error(entries: tuple[RouteEntry, ...], http: HttpRequest, 
             reply = ApiError(405, f"{what} is not allowed: use {allowed}", code="method_not_allowed")
         case status:
             reply = ApiError(status, error.detail)
-    return Response(reply.encode(), reply.status, headers=error.headers, media_type="application/json")
+    content = reply.encode(http.scope["octavo.path"])
+    return Response(content, reply.status, headers=error.headers, media_type="application/json")
 
 
 async def answer_nobody(_: HttpRequest, __: Exception) -> Response:

@@ -39,13 +39,7 @@ async def start_chat(service: Service, body: ChatBody, reply_id: str, arrival_ti
     The caller aborts the generation if nobody reads it. Raises ApiError, InvalidRequestError, EngineDeadError.
     """
     service.check_model(body.model)
-    text = service.frontend.render_chat(
-        read_messages(body.messages),
-        add_generation_prompt=body.add_generation_prompt,
-        tools=read_tools(body.tools) or None,
-        documents=body.documents or None,
-        template_kwargs=body.template_variables,
-    )
+    text = prompt_text(service, body)
     answer = Answer(service.settings.parsers, body, text)
     (token_ids,) = await service.encode([text], add_special_tokens=body.add_special_tokens, param="messages")
     try:
@@ -65,6 +59,17 @@ async def start_chat(service: Service, body: ChatBody, reply_id: str, arrival_ti
         raise InvalidRequestError(str(error).replace(str(error.param), str(own_name)), own_name, error.code) from error
     (generation,) = service.submit([request])
     return answer, generation
+
+
+def prompt_text(service: Service, body: ChatBody) -> str:
+    """What the chat template makes of the body's conversation. Raises InvalidRequestError."""
+    return service.frontend.render_chat(
+        read_messages(body.messages),
+        add_generation_prompt=body.add_generation_prompt,
+        tools=read_tools(body.tools) or None,
+        documents=body.documents or None,
+        template_kwargs=body.template_variables,
+    )
 
 
 class _Chat:

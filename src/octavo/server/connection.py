@@ -269,4 +269,4 @@ class Connection(HttpToolsProtocol):
 
 async def _answer_overload(scope: Scope, receive: Receive, send: Send) -> None:
     error = ApiError(503, "too many connections at once: try again in a moment", code="overloaded")
-    await send_error(send, error, (b"retry-after", b"1"), (b"connection", b"close"))
+    await send_error(send, error, "", (b"retry-after", b"1"), (b"connection", b"close"))

@@ -1,10 +1,25 @@
-"""Errors as OpenAI's API shapes them. Knows which status an octavo error means; nothing else of HTTP."""
+"""Errors as OpenAI's API shapes them, and Anthropic's on its routes.
+
+Knows which status an octavo error means; nothing else of HTTP.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 from octavo.core.errors import EngineDeadError, InvalidRequestError
+from octavo.server.logs import request_id
+
+ANTHROPIC_PATH = "/v1/messages"  # and what is below it
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -16,6 +31,17 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 class ErrorReply(msgspec.Struct, frozen=True):
     error: ErrorBody
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorReply(msgspec.Struct, frozen=True):
+    error: AnthropicErrorBody
+    request_id: str | None
+    type: str = "error"
 
 
 class ApiError(Exception):
@@ -40,6 +66,14 @@ class ApiError(Exception):
             case _:
                 return cls(500, "octavo failed on this request; the server's log says why", code="internal_error")
 
-    def encode(self) -> bytes:
+    def encode(self, path: str = "") -> bytes:
+        """The body of the reply, in the shape that clients of the route at `path` know."""
+        if is_anthropic(path):
+            kind = "api_error" if self.code == "engine_dead" else _ANTHROPIC_TYPES.get(self.status, "api_error")
+            return msgspec.json.encode(AnthropicErrorReply(AnthropicErrorBody(kind, str(self)), request_id.get()))
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return msgspec.json.encode(ErrorReply(ErrorBody(str(self), kind, self.param, self.code)))
+
+
+def is_anthropic(path: str) -> bool:
+    return path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.core.errors import shorten
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, is_anthropic
 from octavo.server.logs import request_id
 from octavo.server.settings import ServerSettings
 
@@ -57,7 +57,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if shown:
-                    message["headers"] = [*message["headers"], (b"x-request-id", own_id.encode())]
+                    names = (b"x-request-id", b"request-id") if is_anthropic(path) else (b"x-request-id",)
+                    message["headers"] = [*message["headers"], *((name, own_id.encode()) for name in names)]
             await send(message)
 
         request_id.set(own_id)  # for good: the task is this request's own, and a failure is logged outside of here
@@ -66,7 +67,7 @@ class Gate:
         except asyncio.CancelledError:  # the server ends, and the time to drain is over
             if status == CLIENT_LEFT:
                 stopping = ApiError(503, "the server is stopping: ask again when it is back", code="stopping")
-                await send_error(send_with_id, stopping)
+                await send_error(send_with_id, stopping, path)
         finally:
             if self._settings.access_log and path not in self._settings.unlogged_paths:
                 _log_access(scope, path, status, time.perf_counter() - began)
@@ -86,17 +87,18 @@ class KeyCheck:
         error = ApiError(
             401,
             "this server wants an API key, and the request has none that it knows: send the header "
-            "'Authorization: Bearer KEY'",
+            "'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
             code="invalid_api_key",
         )
-        await send_error(send, error, (b"www-authenticate", b"Bearer"))
+        await send_error(send, error, scope["octavo.path"], (b"www-authenticate", b"Bearer"))
 
     def _has_key(self, scope: Scope) -> bool:
         scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
-        given = _digest(key.strip())
+        bearer = _digest(key.strip() if scheme.lower() == b"bearer" else b"")
+        anthropic = _digest((_header(scope, b"x-api-key") or b"").strip())
         # All are compared, each in constant time: how long it takes says nothing about any of them.
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == b"bearer" and any(matches)
+        matches = [hmac.compare_digest(given, known) for known in self._digests for given in (bearer, anthropic)]
+        return any(matches)
 
 
 class LoadCounter:
@@ -116,9 +118,9 @@ class LoadCounter:
         return counted
 
 
-async def send_error(send: Send, error: ApiError, *headers: tuple[bytes, bytes]) -> None:
+async def send_error(send: Send, error: ApiError, path: str, *headers: tuple[bytes, bytes]) -> None:
     """The reply to a request that no route answers."""
-    content = error.encode()
+    content = error.encode(path)
     own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
     await send({"type": "http.response.start", "status": error.status, "headers": [*own, *headers]})
     await send({"type": "http.response.body", "body": content})

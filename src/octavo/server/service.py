@@ -32,8 +32,6 @@ SMALL_BODY_BYTES = 64 << 10  # always has a place
 MAX_HELD_BYTES = 256 << 20  # of all larger bodies that are being received
 THREAD_CHARACTERS = 8192  # text longer than this is tokenized in a thread: some milliseconds
 
-END_OF_STREAM = b"data: [DONE]\n\n"
-
 
 class Service:
     """The server's parts, passed to its routes."""
@@ -178,9 +176,17 @@ async def aborted_if_client_leaves(receive: Receive, generations: Sequence[Gener
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. An error before the first frame is an HTTP error; a later one is a frame of its own."""
+    """Server-sent events. An error before the first frame is an HTTP error; a later one is a frame of its own.
+
+    How that frame looks and what ends a stream is OpenAI's way here; routes of other APIs have subclasses.
+    """
 
     media_type = "text/event-stream"
+    end = b"data: [DONE]\n\n"
+
+    @staticmethod
+    def error_frame(error: ApiError) -> bytes:
+        return sse_frame(error.encode())
 
     def __init__(self, frames: AsyncIterator[bytes], generations: Sequence[Generation]) -> None:
         super().__init__(frames, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -203,8 +209,8 @@ class EventStream(StreamingResponse):
         except Exception as error:
             reply = ApiError.of(error)
             unexpected = error if reply.code == "internal_error" else None
-            await _send_frame(send, sse_frame(reply.encode()))
-        await send({"type": "http.response.body", "body": END_OF_STREAM, "more_body": False})
+            await _send_frame(send, self.error_frame(reply))
+        await send({"type": "http.response.body", "body": self.end, "more_body": False})
         if unexpected is not None:
             raise unexpected  # for the log
 
