@@ -72,18 +72,38 @@ void run_program(Program &program, Vector<int32_t> token_ids, Vector<int32_t> fi
 void sample_program(Program &program, TensorId logits, int rows, Vector<float> temperature, Vector<int32_t> top_k, Vector<float> top_p,
                     Vector<float> min_p, Vector<float> repetition_penalty, Vector<float> presence_penalty, Vector<float> frequency_penalty,
                     Vector<uint64_t> seed, Vector<uint32_t> position, Vector<uint32_t> sample_index, Vector<int32_t> num_logprobs,
-                    Vector<int32_t> penalty_offsets, Vector<int32_t> penalty_ids, Vector<int32_t> output_counts,
-                    Vector<int32_t> mask_offsets, Vector<int32_t> mask_ids, Output<int32_t> token, Output<float> logprob,
+                    Vector<int32_t> bitmask_row, Table<uint32_t> bitmasks, Vector<int32_t> mask_offsets, Vector<int32_t> mask_ids,
+                    Vector<int32_t> bias_offsets, Vector<int32_t> bias_ids, Vector<float> bias_values, Vector<int32_t> penalty_offsets,
+                    Vector<int32_t> penalty_ids, Vector<int32_t> output_counts, Output<int32_t> token, Output<float> logprob,
                     Output<int32_t> rank, OutputTable<int32_t> top_ids, OutputTable<float> top_logprobs) {
-  for (size_t n :
-       {temperature.size(), top_k.size(), top_p.size(), min_p.size(), repetition_penalty.size(), presence_penalty.size(),
-        frequency_penalty.size(), seed.size(), position.size(), sample_index.size(), num_logprobs.size(), token.size(), logprob.size(),
-        rank.size(), top_ids.shape(0), top_logprobs.shape(0), penalty_offsets.size() - 1, mask_offsets.size() - 1})
+  for (size_t n : {temperature.size(),
+                   top_k.size(),
+                   top_p.size(),
+                   min_p.size(),
+                   repetition_penalty.size(),
+                   presence_penalty.size(),
+                   frequency_penalty.size(),
+                   seed.size(),
+                   position.size(),
+                   sample_index.size(),
+                   num_logprobs.size(),
+                   bitmask_row.size(),
+                   token.size(),
+                   logprob.size(),
+                   rank.size(),
+                   top_ids.shape(0),
+                   top_logprobs.shape(0),
+                   penalty_offsets.size() - 1,
+                   mask_offsets.size() - 1,
+                   bias_offsets.size() - 1})
     if (rows < 0 || n < static_cast<size_t>(rows)) throw std::invalid_argument("an array has fewer entries than there are rows");
+  for (int i = 0; i < rows; i++)
+    if (bitmask_row.data()[i] >= static_cast<int64_t>(bitmasks.shape(0))) throw std::invalid_argument("there is no such bitmask");
   if (top_ids.shape(1) != top_logprobs.shape(1)) throw std::invalid_argument("top_ids and top_logprobs differ in width");
   SampleArgs a{};
   a.rows = rows;
   a.max_logprobs = static_cast<int>(top_ids.shape(1));
+  a.bitmask_words = static_cast<int>(bitmasks.shape(1));
   a.temperature = temperature.data();
   a.top_k = top_k.data();
   a.top_p = top_p.data();
@@ -95,11 +115,16 @@ void sample_program(Program &program, TensorId logits, int rows, Vector<float> t
   a.position = position.data();
   a.sample_index = sample_index.data();
   a.num_logprobs = num_logprobs.data();
+  a.bitmask_row = bitmask_row.data();
+  a.bitmasks = bitmasks.data();
+  a.mask_offsets = mask_offsets.data();
+  a.mask_ids = mask_ids.data();
+  a.bias_offsets = bias_offsets.data();
+  a.bias_ids = bias_ids.data();
+  a.bias_values = bias_values.data();
   a.penalty_offsets = penalty_offsets.data();
   a.penalty_ids = penalty_ids.data();
   a.output_counts = output_counts.data();
-  a.mask_offsets = mask_offsets.data();
-  a.mask_ids = mask_ids.data();
   a.token = token.data();
   a.logprob = logprob.data();
   a.rank = rank.data();
@@ -190,7 +215,8 @@ NB_MODULE(_native, m) {
       .def("fill_workspace", &Program::fill_workspace, "byte"_a,
            "Overwrites all intermediates (0xff: NaN everywhere); for tests of recycled memory.")
       .def("sample", &sample_program, "logits"_a, "rows"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition_penalty"_a,
-           "presence_penalty"_a, "frequency_penalty"_a, "seed"_a, "position"_a, "sample_index"_a, "num_logprobs"_a, "penalty_offsets"_a,
-           "penalty_ids"_a, "output_counts"_a, "mask_offsets"_a, "mask_ids"_a, "token"_a, "logprob"_a, "rank"_a, "top_ids"_a,
-           "top_logprobs"_a, "Samples a token for each of the first `rows` rows of a float32 tensor.");
+           "presence_penalty"_a, "frequency_penalty"_a, "seed"_a, "position"_a, "sample_index"_a, "num_logprobs"_a, "bitmask_row"_a,
+           "bitmasks"_a, "mask_offsets"_a, "mask_ids"_a, "bias_offsets"_a, "bias_ids"_a, "bias_values"_a, "penalty_offsets"_a,
+           "penalty_ids"_a, "output_counts"_a, "token"_a, "logprob"_a, "rank"_a, "top_ids"_a, "top_logprobs"_a,
+           "Samples a token for each of the first `rows` rows of a float32 tensor.");
 }

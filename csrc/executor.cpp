@@ -330,6 +330,8 @@ void Program::sample(TensorId logits, SampleArgs args) {
   args.logits = step_.view(logits).row_f32(0);
   args.stride = t.stride / static_cast<int64_t>(sizeof(float));
   args.vocab = t.width;
+  for (int row = 0; row < args.rows; row++)
+    if (args.bitmask_row[row] >= 0 && args.bitmask_words < (t.width + 31) / 32) throw std::invalid_argument("a bitmask is too short");
   executor_->pool().grow_scratch(sample_scratch_bytes(t.width));
   struct Job {
     const KernelTable *kernels;

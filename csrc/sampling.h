@@ -15,6 +15,7 @@ struct SampleArgs {
   int vocab;
   int rows;
   int max_logprobs;
+  int bitmask_words;  // of a row of `bitmasks`: at least vocab / 32, rounded up
 
   // Parameters, [rows] each.
   const float *temperature;  // below 1e-5: greedy
@@ -29,13 +30,20 @@ struct SampleArgs {
   const uint32_t *sample_index;  // which of a request's n samples
   const int32_t *num_logprobs;   // -1: none; 0: of the chosen token only
 
+  // What a row is held to: bit id % 32 of word id / 32 is set where an id may be sampled.
+  const int32_t *bitmask_row;  // [rows]: a row of `bitmasks`, or -1: all ids may be
+  const uint32_t *bitmasks;    // [masks, bitmask_words]
+  // Ids that must not be sampled, and what is added to the logits of others, whose ids are unique in a row. In all lists
+  // ids outside of the vocabulary are skipped.
+  const int32_t *mask_offsets;  // [rows + 1]
+  const int32_t *mask_ids;
+  const int32_t *bias_offsets;  // [rows + 1]
+  const int32_t *bias_ids;
+  const float *bias_values;
   // Ids that occurred in the prompt or output of a row; a count of 0 means in the prompt only. Unique in a row.
   const int32_t *penalty_offsets;  // [rows + 1]
   const int32_t *penalty_ids;
   const int32_t *output_counts;
-  // Ids that must not be sampled. In both lists ids outside of the vocabulary are skipped.
-  const int32_t *mask_offsets;  // [rows + 1]
-  const int32_t *mask_ids;
 
   int32_t *token;       // [rows]
   float *logprob;       // [rows]; this and the following are untouched where num_logprobs is -1

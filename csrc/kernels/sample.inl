@@ -1,4 +1,4 @@
-// Sampling of one row: penalties, filters and the draw, as src/octavo/runner/sampling.py specifies.
+// Sampling of one row: masks, bias, penalties, filters and the draw, as src/octavo/runner/sampling.py specifies.
 //
 // Nothing is sorted. One pass finds the maximum of each lane of each chunk; these maxima bound the k-th best logit
 // from below, so that a second pass can gather a few candidates, among which a quickselect finds where top-k cuts.
@@ -155,6 +155,22 @@ static int take_best(Candidate *c, int n, double target) {
   return hi;
 }
 
+// Heapsort, best first: k may be the whole vocabulary.
+static void sort_candidates(Candidate *c, int n) {
+  auto sink = [c](int parent, int end) {
+    for (int child = 2 * parent + 1; child < end; parent = child, child = 2 * parent + 1) {
+      if (child + 1 < end && before(c[child], c[child + 1])) child++;
+      if (!before(c[parent], c[child])) return;
+      swap_candidates(c[parent], c[child]);
+    }
+  };
+  for (int parent = n / 2 - 1; parent >= 0; parent--) sink(parent, n);
+  for (int end = n - 1; end > 0; end--) {
+    swap_candidates(c[0], c[end]);
+    sink(0, end);
+  }
+}
+
 // A logit that at least k ids reach: the k-th best of the lane maxima (-infinity if there are fewer).
 static float bound_of_best(const float *maxima, int lanes, int k, Candidate *work) {
   if (k > lanes) return kNothing;
@@ -292,10 +308,31 @@ static double keep_top_p(const float *x, int n, float best, float temperature, f
   return total;
 }
 
-static void mask_and_penalise(const SampleArgs &args, int row, float *x) {
+static const uint32_t *bitmask_of(const SampleArgs &args, int row) {
+  int mask = args.bitmask_row[row];
+  return mask < 0 ? nullptr : args.bitmasks + static_cast<int64_t>(mask) * args.bitmask_words;
+}
+
+OCTAVO_INLINE bool is_set(const uint32_t *bitmask, int id) { return bitmask[id / 32] >> (id % 32) & 1; }
+
+static void apply_bitmask(const uint32_t *bitmask, float *x, int n) {
+  alignas(64) static constexpr int32_t kLaneBits[kLanes] = {1,      1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                                                            1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+  I32 lane_bits = load_words(kLaneBits);
+  for (int i = 0; i < n; i += kLanes) {
+    int32_t allowed = static_cast<int32_t>(bitmask[i / 32] >> (i % 32) & 0xffff);
+    int lanes = n - i < kLanes ? n - i : kLanes;
+    store_n(x + i, where_less(zero(), to_f32(set1(allowed) & lane_bits), load_n(x + i, lanes), set1(kNothing)), lanes);
+  }
+}
+
+static void edit(const SampleArgs &args, int row, float *x) {
   uint32_t vocab = static_cast<uint32_t>(args.vocab);
+  if (const uint32_t *bitmask = bitmask_of(args, row)) apply_bitmask(bitmask, x, args.vocab);
   for (int i = args.mask_offsets[row]; i < args.mask_offsets[row + 1]; i++)
     if (static_cast<uint32_t>(args.mask_ids[i]) < vocab) x[args.mask_ids[i]] = kNothing;
+  for (int i = args.bias_offsets[row]; i < args.bias_offsets[row + 1]; i++)
+    if (static_cast<uint32_t>(args.bias_ids[i]) < vocab) x[args.bias_ids[i]] = clean(x[args.bias_ids[i]]) + args.bias_values[i];
   float repetition = args.repetition_penalty[row];
   for (int i = args.penalty_offsets[row]; i < args.penalty_offsets[row + 1]; i++) {
     if (static_cast<uint32_t>(args.penalty_ids[i]) >= vocab) continue;
@@ -308,19 +345,29 @@ static void mask_and_penalise(const SampleArgs &args, int row, float *x) {
   }
 }
 
-static int lowest_unmasked(const SampleArgs &args, int row) {
+static bool has_edits(const SampleArgs &args, int row) {
+  auto any = [row](const int32_t *offsets) { return offsets[row] < offsets[row + 1]; };
+  return args.bitmask_row[row] >= 0 || any(args.mask_offsets) || any(args.bias_offsets) || any(args.penalty_offsets);
+}
+
+// What a row without a usable logit yields. The bitmask is never left, if it has a bit; the list of masked ids may be.
+static int lowest_allowed(const SampleArgs &args, int row) {
+  const uint32_t *bitmask = bitmask_of(args, row);
+  int first = -1;
   for (int id = 0; id < args.vocab; id++) {
+    if (bitmask && !is_set(bitmask, id)) continue;
+    if (first < 0) first = id;
     int i = args.mask_offsets[row];
     while (i < args.mask_offsets[row + 1] && args.mask_ids[i] != id) i++;
     if (i == args.mask_offsets[row + 1]) return id;
   }
-  return 0;
+  return first < 0 ? 0 : first;
 }
 
 static int choose(const SampleArgs &args, int row, const float *x, const SampleMemory &m) {
   int n = args.vocab;
   float best = lane_maxima(x, n, m.maxima), temperature = args.temperature[row];
-  if (best == kNothing) return lowest_unmasked(args, row);
+  if (best == kNothing) return lowest_allowed(args, row);
   if (temperature < 1e-5f) return first_of(x, n, m.maxima, best);
 
   float cutoff = -kLargest, min_p = args.min_p[row], top_p = args.top_p[row];
@@ -361,8 +408,7 @@ static LogSum write_top_logprobs(const SampleArgs &args, int row, const float *x
   float bound = bound_of_best(m.maxima, sample_chunks(n) * kLanes, k, c);
   int gathered = gather(x, n, m.maxima, bound, kInfinity, c);
   take_best(c, gathered, k);
-  for (int i = 1; i < k; i++)
-    for (int j = i; j > 0 && before(c[j], c[j - 1]); j--) swap_candidates(c[j], c[j - 1]);
+  sort_candidates(c, k);
   for (int i = 0; i < k; i++) {
     ids[i] = c[i].id;
     logprobs[i] = all.logprob(c[i].logit);
@@ -380,7 +426,7 @@ static int32_t rank_of(const float *x, int n, float logit) {
 static void sample_row(const SampleArgs &args, int row, SampleScratch *scratch) {
   SampleMemory m = sample_memory(scratch, args.vocab);
   float *x = args.logits + row * args.stride, *raw = x;
-  bool edits = args.mask_offsets[row] < args.mask_offsets[row + 1] || args.penalty_offsets[row] < args.penalty_offsets[row + 1];
+  bool edits = has_edits(args, row);
   bool logprobs = args.num_logprobs[row] >= 0;
   LogSum all{0, 0};
   if (logprobs) {
@@ -390,7 +436,7 @@ static void sample_row(const SampleArgs &args, int row, SampleScratch *scratch) 
       raw = m.raw;
     }
   }
-  if (edits) mask_and_penalise(args, row, x);
+  if (edits) edit(args, row, x);
   int token = choose(args, row, x, m);
   args.token[row] = token;
   if (logprobs) {

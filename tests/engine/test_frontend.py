@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -69,6 +71,34 @@ def test_a_request_without_a_seed_gets_one_that_the_engines_seed_decides() -> No
         "JavaScript reads numbers as float64"
     )
     assert build(SamplingParams(seed=-3)).params.seed == -3
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("stop_token_ids", (3, 257), "257, but the vocabulary ends at 256"),
+        ("logit_bias", {257: 1}, "257, but the vocabulary ends at 256"),
+        ("allowed_token_ids", (1, 999), "999, but the vocabulary ends at 256"),
+        ("logprobs", 21, "21; the limit is 20"),
+        ("logprobs", -1, "the whole vocabulary of 257; the limit is 20"),
+        ("prompt_logprobs", 21, "21; the limit is 20"),
+    ],
+)
+def test_parameters_beyond_the_model_are_refused_by_name(field: str, value: Any, complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint) as caught:
+        build(SamplingParams(**{field: value}))
+    assert caught.value.param == field
+
+
+def test_without_a_limit_the_whole_vocabulary_may_be_asked_for() -> None:
+    info = msgspec.structs.replace(INFO, max_logprobs=-1)
+    for wanted in (-1, 500):
+        frontend(info).build_request([65], SamplingParams(logprobs=wanted), request_id="r", arrival_time=0.0)
+
+
+def test_bad_words_are_written_with_and_without_a_space() -> None:
+    params = build(SamplingParams(bad_words=("ab", " c"))).params
+    assert params.bad_words_token_ids == ((97, 98), (32, 97, 98), (99,), (32, 99))
 
 
 def test_a_model_without_a_template_refuses_to_chat() -> None:

@@ -90,6 +90,7 @@ class Driver:
             max_model_len=max_model_len,
             block_size=SIZE,
             num_kv_groups=len(windows),
+            vocab_size=VOCAB_SIZE,
             eos_token_ids=[EOS],
         )
         self.outputs: dict[int, list[int]] = {}

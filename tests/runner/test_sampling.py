@@ -10,9 +10,9 @@ from octavo.runner.sampling import (
     SampleArrays,
     choose,
     clean,
+    edited,
     inverse_cdf,
     log_softmax,
-    mask_and_penalise,
     philox4x32,
     sample,
     survivors,
@@ -34,9 +34,11 @@ def one_row(
     num_logprobs: int = -1,
     counts: dict[int, int] | None = None,
     masked: tuple[int, ...] = (),
+    bias: dict[int, float] | None = None,
+    allowed: tuple[int, ...] | None = None,
 ) -> SampleArrays:
     f32, i32 = np.float32, np.int32
-    counts = counts or {}
+    counts, bias = counts or {}, bias or {}
     return SampleArrays(
         temperature=np.array([temperature], f32),
         top_k=np.array([top_k], i32),
@@ -49,11 +51,16 @@ def one_row(
         position=np.array([position], np.uint32),
         sample_index=np.zeros(1, np.uint32),
         num_logprobs=np.array([num_logprobs], i32),
+        bitmask_row=np.array([-1 if allowed is None else 0], i32),
+        bitmasks=np.array([[sum(1 << i for i in allowed or ())]], np.uint32),
+        mask_offsets=np.array([0, len(masked)], i32),
+        mask_ids=np.array(masked, i32),
+        bias_offsets=np.array([0, len(bias)], i32),
+        bias_ids=np.array([*bias], i32),
+        bias_values=np.array([*bias.values()], f32),
         penalty_offsets=np.array([0, len(counts)], i32),
         penalty_ids=np.array([*counts], i32),
         output_counts=np.array([*counts.values()], i32),
-        mask_offsets=np.array([0, len(masked)], i32),
-        mask_ids=np.array(masked, i32),
         token=np.full(1, -7, i32),
         logprob=np.zeros(1, f32),
         rank=np.zeros(1, i32),
@@ -91,13 +98,37 @@ def test_every_part_of_seed_position_and_sample_index_changes_the_number() -> No
 
 def test_penalties_come_in_order_and_only_to_ids_that_occurred() -> None:
     a = one_row(repetition=2.0, frequency=0.25, presence=1.0, counts={0: 0, 1: 3, 2: 1, 9: 1})
-    x = mask_and_penalise(np.array([4, 4, -4, 4], np.float32), a, 0)
+    x = edited(np.array([4, 4, -4, 4], np.float32), a, 0)
     assert x.tolist() == [2.0, 2.0 - 0.75 - 1, -8.0 - 0.25 - 1, 4.0]
 
 
 def test_masked_ids_are_never_chosen_even_with_a_negative_penalty() -> None:
     a = one_row(temperature=0, presence=-2.0, counts={1: 5}, masked=(1, 77, -1))
     assert choose(np.array([0, 9, 1], np.float32), a, 0) == 2
+
+
+def test_a_bias_is_added_after_masks_and_before_penalties() -> None:
+    a = one_row(allowed=(0, 1, 2, 31), masked=(2,), bias={0: 3.0, 1: 100.0, 2: 50.0, 9: 1.0, -1: 1.0}, repetition=2.0)
+    a = a._replace(penalty_offsets=np.array([0, 1], np.int32), penalty_ids=np.zeros(1, np.int32))
+    a = a._replace(output_counts=np.zeros(1, np.int32))
+    x = edited(clean(np.array([1, np.inf, 4, 4], np.float32)), a, 0)
+    assert x.tolist() == [2.0, np.finfo(np.float32).max, -np.inf, -np.inf]
+
+
+def test_only_ids_with_a_bit_are_chosen() -> None:
+    logits = np.array([5, 9, 1, 7], np.float32)
+    assert choose(logits, one_row(temperature=0, allowed=(0, 2, 3)), 0) == 3
+    assert {choose(logits, one_row(temperature=2, allowed=(0, 2), position=i), 0) for i in range(60)} == {0, 2}
+
+
+@pytest.mark.parametrize(("masked", "token"), [((), 2), ((2,), 3), ((2, 3), 2)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_without_a_usable_logit_stays_within_its_bitmask(
+    temperature: float, masked: tuple[int, ...], token: int
+) -> None:
+    logits = np.array([5, 5, -np.inf, -np.inf], np.float32)
+    assert choose(logits, one_row(temperature=temperature, allowed=(2, 3), masked=masked), 0) == token
+    assert choose(logits, one_row(temperature=temperature, allowed=(), masked=masked), 0) == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 9e-6])

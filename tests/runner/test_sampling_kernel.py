@@ -21,7 +21,7 @@ from octavo.runner.sampling import (
     Array,
     SampleArrays,
     clean,
-    mask_and_penalise,
+    edited,
     ranking,
     sample,
     survivors,
@@ -69,6 +69,7 @@ class SampleArgs(ctypes.Structure):
         ("vocab", ctypes.c_int),
         ("rows", ctypes.c_int),
         ("max_logprobs", ctypes.c_int),
+        ("bitmask_words", ctypes.c_int),
         *((name, ctypes.c_void_p) for name in SampleArrays._fields),
     ]
 
@@ -102,7 +103,9 @@ class Kernel:
         end = start + (size + 3) // 4
         guard[end:] = 0xABCDEF
         pointers = [x.ctypes.data for x in arrays]
-        args = SampleArgs(padded.ctypes.data, vocab + 5, vocab, rows, a.top_ids.shape[1], *pointers)
+        args = SampleArgs(
+            padded.ctypes.data, vocab + 5, vocab, rows, a.top_ids.shape[1], a.bitmasks.shape[1], *pointers
+        )
         self._library.sample(ctypes.byref(args), ctypes.c_void_p(memory.ctypes.data + 4 * start))
         assert (guard[end:] == 0xABCDEF).all(), "wrote past its scratch"
         assert np.isnan(padded[:, vocab:]).all(), "wrote past its row"
@@ -145,11 +148,16 @@ def greedy_arrays(rows: int, max_logprobs: int = 20) -> SampleArrays:
         position=np.zeros(rows, np.uint32),
         sample_index=np.zeros(rows, np.uint32),
         num_logprobs=np.full(rows, -1, i32),
+        bitmask_row=np.full(rows, -1, i32),
+        bitmasks=np.zeros((0, 0), np.uint32),
+        mask_offsets=np.zeros(rows + 1, i32),
+        mask_ids=np.zeros(0, i32),
+        bias_offsets=np.zeros(rows + 1, i32),
+        bias_ids=np.zeros(0, i32),
+        bias_values=np.zeros(0, f32),
         penalty_offsets=np.zeros(rows + 1, i32),
         penalty_ids=np.zeros(0, i32),
         output_counts=np.zeros(0, i32),
-        mask_offsets=np.zeros(rows + 1, i32),
-        mask_ids=np.zeros(0, i32),
         token=np.full(rows, -7, i32),
         logprob=np.full(rows, np.nan, f32),
         rank=np.full(rows, -7, i32),
@@ -198,19 +206,29 @@ def random_arrays(rng: np.random.Generator, rows: int, vocab: int) -> SampleArra
     a.num_logprobs[:] = some(0.4, rng.integers(0, 21, rows), -1)
     penalty_offsets, penalty_ids = ragged(30)
     mask_offsets, mask_ids = ragged(4)
+    bias_offsets, bias_ids = ragged(9)
+    bitmasks = rng.integers(0, 2**32, (5, (vocab + 31) // 32), dtype=np.uint32)
+    bitmasks[1:4] |= np.where(rng.random(bitmasks[1:4].shape) < 0.7, 2**32 - 1, 0).astype(np.uint32)  # holes are rare
+    bitmasks[2:4] &= np.where(rng.random(bitmasks[2:4].shape) < 0.1, 2**32 - 1, 0).astype(np.uint32)  # or nearly all
+    bitmasks[4] = 0
     counts = rng.integers(0, 5, len(penalty_ids)).astype(np.int32)
+    a.bitmask_row[:] = some(0.3, rng.integers(0, 5, rows), -1)
     return a._replace(
+        bitmasks=bitmasks,
+        mask_offsets=mask_offsets,
+        mask_ids=mask_ids,
+        bias_offsets=bias_offsets,
+        bias_ids=bias_ids,
+        bias_values=rng.uniform(-100, 100, len(bias_ids)).astype(np.float32),
         penalty_offsets=penalty_offsets,
         penalty_ids=penalty_ids,
         output_counts=counts,
-        mask_offsets=mask_offsets,
-        mask_ids=mask_ids,
     )
 
 
 def rounding_explains(token: int, logits: Array, a: SampleArrays, row: int) -> bool:
     """Whether `token` is what the specification yields when sums within TOLERANCE of a bound fall on its other side."""
-    x = mask_and_penalise(clean(logits[row]), a, row)
+    x = edited(clean(logits[row]), a, row)
     if a.temperature[row] < np.float32(1e-5) or x.max() == -np.inf:
         return False
     u = uniform(int(a.seed[row]), int(a.position[row]), int(a.sample_index[row]))
@@ -301,10 +319,11 @@ def test_a_row_gives_the_same_bits_alone_and_in_any_batch(kernel: Kernel) -> Non
     for row in rng.permutation(rows):
         one = slice(row, row + 1)
         fields = {name: getattr(singles, name) for name in SampleArrays._fields}
-        alone = {name: x[one].copy() for name, x in fields.items() if not name.endswith(("ids", "offsets", "counts"))}
-        alone |= {name: fields[name] for name in ("penalty_ids", "output_counts", "mask_ids")}
-        alone |= {name: fields[name][row : row + 2].copy() for name in ("penalty_offsets", "mask_offsets")}
-        alone["top_ids"] = singles.top_ids[one].copy()
+        shared = {"penalty_ids", "output_counts", "mask_ids", "bias_ids", "bias_values", "bitmasks"}
+        alone = {
+            name: x if name in shared else x[row : row + 2 if name.endswith("offsets") else row + 1].copy()
+            for name, x in fields.items()
+        }
         a = SampleArrays(**alone)
         kernel.sample(logits[one], 1, *a)
         for name in ("token", "logprob", "rank", "top_ids", "top_logprobs"):
@@ -342,6 +361,38 @@ def test_broken_rows_yield_a_token_that_is_not_masked(kernel: Kernel, temperatur
     assert a.top_ids.tolist()[4][:2] == [0, 1]
     assert a.logprob.tolist()[2:4] == [0.0, pytest.approx(-np.log(600))]
     assert (a.logprob[[0, 1, 4]] == -np.inf).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bitmask_is_left_only_if_it_is_empty(kernel: Kernel, temperature: float) -> None:
+    vocab = 100
+    logits = np.zeros((5, vocab), np.float32)
+    logits[1:, 40:] = -np.inf
+    a = greedy_arrays(5)
+    a.temperature[:] = temperature
+    a.bitmask_row[:] = [0, 0, 0, 1, -1]
+    bitmasks = np.zeros((2, 4), np.uint32)
+    bitmasks[0, 2] = 1 << 6 | 1 << 9  # ids 70 and 73
+    a = a._replace(
+        bitmasks=bitmasks,
+        mask_offsets=np.array([0, 1, 2, 4, 4, 4], np.int32),
+        mask_ids=np.array([70, 70, 70, 73], np.int32),
+    )
+    kernel.sample(logits, 5, *a)
+    assert a.token[:4].tolist() == [73, 73, 70, 0]
+    assert a.token[4] < 40
+
+
+def test_logprobs_of_the_whole_vocabulary_come_in_order(kernel: Kernel) -> None:
+    vocab = 3001
+    logits = random_logits(np.random.default_rng(9), 4, vocab)
+    ours, theirs = greedy_arrays(4, vocab), greedy_arrays(4, vocab)
+    for a in (ours, theirs):
+        a.num_logprobs[:] = vocab
+    kernel.sample(logits, 4, *ours)
+    sample(logits, 4, *theirs)
+    np.testing.assert_array_equal(ours.top_ids, theirs.top_ids)
+    np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, rtol=2e-6, atol=2e-6)
 
 
 CHI_SQUARE_CASES: dict[str, dict[str, float]] = {

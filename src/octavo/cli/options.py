@@ -98,6 +98,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("--max-num-batched-tokens", type=human_int, metavar="N", help="tokens computed in one step, at most (512)")
     flag("--max-num-seqs", type=human_int, metavar="N", help="requests that run at once, at most (64)")
     flag(
+        "--max-logprobs", type=int, metavar="N", help="alternatives of a token in logprobs, at most; -1: no limit (20)"
+    )
+    flag(
         "--long-prefill-token-threshold",
         type=human_int,
         metavar="N",

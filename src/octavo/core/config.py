@@ -47,6 +47,7 @@ class EngineConfig:
     threads: int | None = None
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 64
+    max_logprobs: int = 20  # most alternatives that logprobs and prompt_logprobs may ask for; -1: no limit
     long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step, so that others can pass; 0: no limit
     memory_utilization: float | None = None  # --gpu-memory-utilization, --memory-utilization
     kv_cache_memory_bytes: int | None = None
@@ -95,6 +96,7 @@ class EngineConfig:
         between("--threads", self.threads, 1, MAX_THREADS)
         between("--max-num-batched-tokens", self.max_num_batched_tokens, 1)
         between("--max-num-seqs", self.max_num_seqs, 1)
+        between("--max-logprobs", self.max_logprobs, -1)
         between("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0)
         between("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
         between("--num-gpu-blocks-override", self.num_blocks_override, 1)

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Literal
+from typing import Literal, NoReturn
 
 import msgspec
 
@@ -19,7 +19,11 @@ from octavo.core.errors import InvalidRequestError, shorten
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256  # the automaton that finds a stop string takes some 300 bytes a character
-MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024  # entries; each costs every token of the answer
+BIAS_LIMIT = 100.0
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 128
+MAX_PATTERN_SIZE = 256
 GREEDY_TEMPERATURE = 1e-5  # below this, sampling is argmax
 MAX_SEED = 2**63 - 1
 
@@ -31,14 +35,45 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens or the model's length
     ABORT = "abort"  # the client went away or asked to stop
     ERROR = "error"  # the engine failed
+    REPETITION = "repetition"  # the end of the output repeats itself, as repetition_detection says
+
+
+class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True):
+    """Ends an output whose last tokens are one pattern, `min_count` times in a row.
+
+    max_pattern_size: tokens of the longest pattern, at most 256; 0 is off. min_pattern_size: of the shortest; 0 means
+    1. min_count: at least 2. Raises InvalidRequestError.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, name: str, want: str) -> None:
+            if not ok:
+                raise InvalidRequestError(
+                    f"repetition_detection.{name} is {shorten(repr(getattr(self, name)))}; it must be {want}",
+                    param="repetition_detection",
+                )
+
+        for name in ("max_pattern_size", "min_pattern_size", "min_count"):
+            check(_is_number(getattr(self, name), int), name, "a whole number")
+        longest = self.max_pattern_size
+        check(0 <= longest <= MAX_PATTERN_SIZE, "max_pattern_size", f"from 1 to {MAX_PATTERN_SIZE}, or 0 for off")
+        check(0 <= self.min_pattern_size <= longest, "min_pattern_size", f"from 1 to max_pattern_size ({longest})")
+        check(longest == 0 or 2 <= self.min_count < 2**31, "min_count", "at least 2")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens and when to stop; names and meanings are vLLM's.
 
     temperature: [0, 2]; 0 (or below 1e-5) is greedy. top_k: 0 or -1 is off. top_p: (0, 1]. min_p: [0, 1].
-    seed: None draws one at the door. logprobs: None, or the number of best alternatives (0..20) besides the chosen.
-    max_tokens: None = up to the model's limit. Raises InvalidRequestError naming the field on a bad value.
+    seed: None draws one at the door. logprobs, prompt_logprobs: None, or the number of best alternatives besides the
+    chosen token, at most --max-logprobs; -1: the whole vocabulary. max_tokens: None = up to the model's limit.
+    bad_words_token_ids: how bad_words may be written, which the door fills in.
+    thinking_token_budget: tokens of reasoning after which its end is forced. Only for models whose reasoning the door
+    can tell. Raises InvalidRequestError naming the field on a bad value.
     """
 
     temperature: float = 1.0
@@ -56,6 +91,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None  # token id -> what is added to its logit, clamped to [-100, 100]
+    allowed_token_ids: tuple[int, ...] | None = None  # nothing else comes
+    bad_words: tuple[str, ...] = ()  # words that do not come, at the beginning of the output or behind a space
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -75,7 +117,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             check(_is_number(getattr(self, name), int | float), name, "a number")
         for name in ("top_k", "min_tokens"):
             check(_is_number(getattr(self, name), int), name, "a whole number")
-        for name in ("seed", "max_tokens", "logprobs"):
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"):
             check(_is_number(getattr(self, name), int | None), name, "a whole number or None")
         check(all(isinstance(s, str) for s in self.stop), "stop", "text or a list of texts")
         check(all(_is_number(t, int) for t in self.stop_token_ids), "stop_token_ids", "a list of token ids")
@@ -101,7 +143,59 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequestError(
                 f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})", param="min_tokens"
             )
-        check(self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, "logprobs", f"between 0 and {MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            check(value is None or -1 <= value < 2**31, name, "0 or more, or -1 (the whole vocabulary)")
+        budget = self.thinking_token_budget
+        check(budget is None or 0 <= budget < 2**63, "thinking_token_budget", "0 or more")
+        detection = self.repetition_detection
+        check(
+            isinstance(detection, RepetitionDetection | None), "repetition_detection", "a RepetitionDetection or None"
+        )
+        self._check_token_lists()
+
+    def _check_token_lists(self) -> None:
+        def refuse(name: str, text: str) -> NoReturn:
+            raise InvalidRequestError(f"{name} {text}", param=name)
+
+        bias = self.logit_bias
+        if bias is not None:
+            if not isinstance(bias, dict):
+                refuse("logit_bias", f"is {shorten(repr(bias))}; it must be an object of token ids and numbers")
+            if len(bias) > MAX_LOGIT_BIAS:
+                refuse("logit_bias", f"has {len(bias):,} entries, the limit is {MAX_LOGIT_BIAS:,}: send fewer")
+            for token_id, value in bias.items():
+                if not _are_token_ids((token_id,)):
+                    refuse("logit_bias", f"has the key {shorten(repr(token_id))}; keys must be token ids (0 or more)")
+                if not _is_number(value, int | float) or value != value:
+                    refuse("logit_bias", f"gives {token_id} {shorten(repr(value))}; it must be from -100 to 100")
+            clamped = {t: float(max(-BIAS_LIMIT, min(BIAS_LIMIT, value))) for t, value in bias.items()}
+            msgspec.structs.force_setattr(self, "logit_bias", clamped)
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            if not isinstance(allowed, list | tuple) or not _are_token_ids(allowed):
+                refuse("allowed_token_ids", f"is {shorten(repr(allowed))}; it must be a list of token ids")
+            if not allowed:
+                refuse("allowed_token_ids", "is empty, so nothing could be said: name some ids, or leave it out")
+            msgspec.structs.force_setattr(self, "allowed_token_ids", tuple(allowed))
+        words = () if self.bad_words is None else self.bad_words
+        if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+            refuse("bad_words", f"is {shorten(repr(words))}; it must be a list of texts")
+        if len(words) > MAX_BAD_WORDS:
+            refuse("bad_words", f"has {len(words):,} words, the limit is {MAX_BAD_WORDS}: send fewer")
+        for word in words:
+            if not word.strip(" ") or len(word) > MAX_BAD_WORD_CHARACTERS:
+                refuse(
+                    "bad_words",
+                    f"has {shorten(repr(word))}; a word must have 1 to {MAX_BAD_WORD_CHARACTERS} characters that are "
+                    "not all spaces",
+                )
+        msgspec.structs.force_setattr(self, "bad_words", tuple(words))
+        ways = self.bad_words_token_ids
+        if not all(way and _are_token_ids(way) for way in ways):
+            refuse(
+                "bad_words_token_ids", f"is {shorten(repr(ways))}; it must be lists of token ids, none of them empty"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -110,6 +204,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def has_penalties(self) -> bool:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+
+def _are_token_ids(values: Seq[object]) -> bool:
+    """Quick, for there may be as many as the vocabulary has."""
+    return set(map(type, values)) <= {int} and 0 <= min(values, default=0) <= max(values, default=0) < 2**31  # type: ignore[type-var, operator]
 
 
 def _is_number(value: object, kind: UnionType | type) -> bool:
@@ -210,7 +309,7 @@ class StepPlan:
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities (natural log, of the raw logits) at one output position."""
+    """Log-probabilities (natural log, of the raw logits) at one position of an output or a prompt."""
 
     logprob: float  # of the chosen token
     rank: int  # of the chosen token among all, from 1

@@ -16,6 +16,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError
 from octavo.core.records import EngineStats, Request, RequestOutput, SampledToken, Sequence
 from octavo.engine.generation_config import load_generation_defaults
+from octavo.engine.limits import check_token_limits
 from octavo.engine.loader import load_model, unknown_overrides
 from octavo.engine.memory import ModelMemory, format_bytes, plan_memory, read_machine_memory
 from octavo.engine.messages import EngineInfo
@@ -102,6 +103,7 @@ class Engine:
             max_model_len=max_model_len,
             block_size=config.block_size,
             num_kv_groups=len(model.graph.kv_groups),
+            vocab_size=model.vocab_size,
             eos_token_ids=self._eos_token_ids,
         )
         self._live: dict[int, _Live] = {}  # by seq_id
@@ -112,6 +114,7 @@ class Engine:
             max_prompt_tokens=max_model_len - 1,
             vocab_size=model.vocab_size,
             max_num_seqs=config.max_num_seqs,
+            max_logprobs=config.max_logprobs,
             block_size=config.block_size,
             kv_cache_dtype=kv_dtype,
             isa=executor.isa,
@@ -211,6 +214,7 @@ class Engine:
                 "use its own tokenizer",
                 param="prompt",
             )
+        check_token_limits(request.params, vocab_size, self.info.max_logprobs)
         assert request.params.seed is not None, "the door resolves seeds"
 
 

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from octavo.core.errors import InvalidRequestError
+from octavo.core.errors import InvalidRequestError, shorten
 from octavo.core.records import Request, RequestOutput, SamplingParams
+from octavo.engine.limits import check_token_limits
 from octavo.engine.messages import EngineInfo
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.text_stream import TextStream
@@ -123,14 +124,10 @@ class Frontend:
         fit is refused, or made to fit with `clamp_max_tokens` (for a default that the user did not choose).
         Raises InvalidRequestError.
         """
-        vocab_size = self.info.vocab_size
         self._check_prompt(token_ids, param)
-        for token_id in params.stop_token_ids:
-            if token_id >= vocab_size:
-                raise InvalidRequestError(
-                    f"stop_token_ids has {token_id}, but the vocabulary ends at {vocab_size - 1}: remove it",
-                    param="stop_token_ids",
-                )
+        if params.bad_words:
+            params = msgspec.structs.replace(params, bad_words_token_ids=self._ways_to_write(params.bad_words))
+        check_token_limits(params, self.info.vocab_size, self.info.max_logprobs)
         room = self.info.max_model_len - len(token_ids)
         max_tokens = params.max_tokens
         if max_tokens is None or (clamp_max_tokens and max_tokens > room):
@@ -156,6 +153,20 @@ class Frontend:
             arrival_time=arrival_time,
             cache_salt=cache_salt,
         )
+
+    def _ways_to_write(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each word at the beginning of a text and behind a space, as vLLM does."""
+        ways: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip(" ")
+            for text in (bare, f" {bare}"):
+                way = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                if not way:
+                    raise InvalidRequestError(
+                        f"bad_words has {shorten(repr(word))}, which is no token of this model: remove it", "bad_words"
+                    )
+                ways[way] = None
+        return tuple(ways)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token, of a special one too; none for an id that only pads the model's vocabulary."""

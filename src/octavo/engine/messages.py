@@ -19,6 +19,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_tokens: int  # a longer prompt can never be scheduled: refused at the door
     vocab_size: int
     max_num_seqs: int
+    max_logprobs: int = 20  # most alternatives of a token that a request may ask for; -1: no limit
     block_size: int
     kv_cache_dtype: str
     isa: str

@@ -58,6 +58,7 @@ class Runner:
         max_model_len: int,
         block_size: int,
         num_kv_groups: int,
+        vocab_size: int,
         eos_token_ids: Collection[int],
     ) -> None:
         self._program = program
@@ -66,7 +67,7 @@ class Runner:
         self._num_kv_groups = num_kv_groups
         self._eos_token_ids = sorted(eos_token_ids)
         self._known: dict[int, _Known] = {}
-        self._sampler = Sampler(max_num_seqs)
+        self._sampler = Sampler(max_num_seqs, vocab_size)
         self._token_ids = np.zeros(max_num_batched_tokens, np.int32)
         self._first_row = np.zeros(max_num_seqs + 1, np.int32)
         self._first_position = np.zeros(max_num_seqs, np.int32)
@@ -105,7 +106,7 @@ class Runner:
         tokens = np.empty(seq.num_prompt_tokens + (room if wanted is None else min(wanted, room)), np.int32)
         tokens[: seq.num_prompt_tokens] = request.prompt_token_ids
         blocks = np.zeros((self._num_kv_groups, self._num_blocks(len(tokens))), np.int32)
-        sampler = SamplerState(request.params, request.prompt_token_ids, self._eos_token_ids)
+        sampler = SamplerState(request.params, request.prompt_token_ids, self._eos_token_ids, self._sampler.vocab_size)
         self._known[seq.seq_id] = _Known(seq.seq_id, tokens, seq.num_prompt_tokens, blocks, sampler)
 
     def _compute(self, scheduled: Sequence[ScheduledSequence]) -> list[_Known]:

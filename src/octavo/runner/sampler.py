@@ -10,8 +10,11 @@ from typing import Protocol
 
 import numpy as np
 
-from octavo.core.records import MAX_LOGPROBS, SamplingParams, TokenLogprobs
+from octavo.core.records import SamplingParams, TokenLogprobs
+from octavo.runner.constraint import AllowedTokens, TokenConstraint, fill_mask, mask_words
 from octavo.runner.sampling import Array, SampleArrays
+
+_NOTHING: Array = np.empty(0, np.int32)
 
 
 class NativeSample(Protocol):
@@ -24,9 +27,10 @@ class NativeSample(Protocol):
 
 
 class SamplerState:
-    """What sampling must remember of one sequence: nothing as long as the vocabulary, and most often only a count.
+    """What sampling must remember of one sequence: most often only a count.
 
-    `sample_index` says which of a request's n samples this is. `params.seed` must not be None.
+    `sample_index` says which of a request's n samples this is. `params.seed` must not be None, and `params.bad_words`
+    must have their tokens. `constraints`: what holds the output to a form, beside the parameters.
     """
 
     def __init__(
@@ -34,23 +38,35 @@ class SamplerState:
         params: SamplingParams,
         prompt_token_ids: Sequence[int],
         eos_token_ids: Sequence[int],
+        vocab_size: int,
         *,
         sample_index: int = 0,
+        constraints: Sequence[TokenConstraint] = (),
     ) -> None:
         assert params.seed is not None, "the door resolves seeds"
+        assert params.bad_words_token_ids or not params.bad_words, "the door tokenizes bad words"
         self.params = params
         self.seed = params.seed % 2**64
         self.sample_index = sample_index
         self.position = 0  # number of output tokens
-        self.num_logprobs = -1 if params.logprobs is None else params.logprobs
-        self._stop_ids: Array = np.empty(0, np.int32)
+        self.num_logprobs = -1 if params.logprobs is None else params.logprobs if params.logprobs >= 0 else vocab_size
+        self.constraints = list(constraints)
+        if params.allowed_token_ids is not None:
+            self.constraints.insert(0, AllowedTokens(params.allowed_token_ids, vocab_size))
+        self.bias_ids: Array = _NOTHING  # int32 [n], and float32 [n]
+        self.bias_values: Array = np.empty(0, np.float32)
+        if params.logit_bias:
+            self.bias_ids = np.fromiter(params.logit_bias, np.int32)
+            self.bias_values = np.fromiter(params.logit_bias.values(), np.float32)
+        self._bad_words = _BadWords(params.bad_words_token_ids) if params.bad_words_token_ids else None
+        self._stop_ids = _NOTHING
         if params.min_tokens > 0:
             self._stop_ids = np.array(sorted({*eos_token_ids, *params.stop_token_ids}), np.int32)
         # Ids that occurred, each with its slot in the arrays; their counts in the output.
         self.penalised = params.has_penalties
         self._slots: dict[int, int] = {}
-        self._ids: Array = np.empty(0, np.int32)
-        self._counts: Array = np.empty(0, np.int32)
+        self._ids: Array = _NOTHING
+        self._counts: Array = _NOTHING
         if params.repetition_penalty != 1:
             self._slots = {token: slot for slot, token in enumerate(dict.fromkeys(prompt_token_ids))}
             self._ids = np.fromiter(self._slots, np.int32, len(self._slots))
@@ -59,6 +75,10 @@ class SamplerState:
     def append(self, token_id: int) -> None:
         """Tells of the next output token."""
         self.position += 1
+        for constraint in self.constraints:
+            constraint.accept(token_id)
+        if self._bad_words is not None:
+            self._bad_words.append(token_id)
         if not self.penalised:
             return
         slot = self._slots.setdefault(token_id, len(self._slots))
@@ -75,21 +95,54 @@ class SamplerState:
         return self._ids[: len(self._slots)], self._counts[: len(self._slots)]
 
     @property
+    def masks(self) -> bool:
+        """Whether `masked` may have something."""
+        return self._bad_words is not None or self.position < self.params.min_tokens
+
+    @property
     def masked(self) -> Array:
-        """Ids that must not come next, int32 [n]: whatever could stop a sequence shorter than min_tokens."""
-        return self._stop_ids if self.position < self.params.min_tokens else self._stop_ids[:0]
+        """Ids that must not come next, int32 [n]: what would complete a bad word, or could stop a sequence shorter than
+        min_tokens.
+        """
+        stop_ids = self._stop_ids if self.position < self.params.min_tokens else _NOTHING
+        return stop_ids if self._bad_words is None else np.concatenate((stop_ids, self._bad_words.completing))
+
+
+class _BadWords:
+    """Which ids would complete one of some sequences of tokens. Only the output counts, not the end of the prompt."""
+
+    def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
+        self._single = np.array(sorted({word[0] for word in words if len(word) == 1}), np.int32)
+        self._by_last_but_one: dict[int, list[tuple[int, ...]]] = {}
+        for word in words:
+            if len(word) > 1:
+                self._by_last_but_one.setdefault(word[-2], []).append(word)
+        self._longest = max(map(len, words))
+        self._output: list[int] = []  # its end
+
+    def append(self, token_id: int) -> None:
+        self._output.append(token_id)
+        if len(self._output) > 2 * self._longest:
+            del self._output[: -self._longest]
+
+    @property
+    def completing(self) -> Array:
+        """int32 [n]"""
+        words = self._by_last_but_one.get(self._output[-1], ()) if self._output else ()
+        ends = [word[-1] for word in words if tuple(self._output[1 - len(word) :]) == word[:-1]]
+        return np.concatenate((self._single, np.array(ends, np.int32))) if ends else self._single
 
 
 class Sampler:
-    """Reusable arrays for up to `max_rows` rows and `max_logprobs` alternatives each.
+    """Reusable arrays for up to `max_rows` rows.
 
     A row keeps what it was told of a sequence, so a sequence that samples in the same row as in the step before costs
     one comparison and its position.
     """
 
-    def __init__(self, max_rows: int, max_logprobs: int = MAX_LOGPROBS) -> None:
+    def __init__(self, max_rows: int, vocab_size: int) -> None:
         self.max_rows = max_rows
-        self.max_logprobs = max_logprobs
+        self.vocab_size = vocab_size
         self._occupants: list[SamplerState | None] = [None] * max_rows
         f32, i32 = np.float32, np.int32
         self._arrays = SampleArrays(
@@ -104,16 +157,21 @@ class Sampler:
             position=np.zeros(max_rows, np.uint32),
             sample_index=np.zeros(max_rows, np.uint32),
             num_logprobs=np.full(max_rows, -1, i32),
-            penalty_offsets=np.zeros(max_rows + 1, i32),
-            penalty_ids=np.empty(0, i32),
-            output_counts=np.empty(0, i32),
+            bitmask_row=np.full(max_rows, -1, i32),
+            bitmasks=np.empty((0, 0), np.uint32),
             mask_offsets=np.zeros(max_rows + 1, i32),
-            mask_ids=np.empty(0, i32),
+            mask_ids=_NOTHING,
+            bias_offsets=np.zeros(max_rows + 1, i32),
+            bias_ids=_NOTHING,
+            bias_values=np.empty(0, f32),
+            penalty_offsets=np.zeros(max_rows + 1, i32),
+            penalty_ids=_NOTHING,
+            output_counts=_NOTHING,
             token=np.zeros(max_rows, i32),
             logprob=np.zeros(max_rows, f32),
             rank=np.zeros(max_rows, i32),
-            top_ids=np.zeros((max_rows, max_logprobs), i32),
-            top_logprobs=np.zeros((max_rows, max_logprobs), f32),
+            top_ids=np.zeros((max_rows, 0), i32),
+            top_logprobs=np.zeros((max_rows, 0), f32),
         )
 
     def run(
@@ -124,10 +182,12 @@ class Sampler:
         The caller tells the states of the tokens (`append`): a token may yet be discarded.
         """
         assert logits_rows == len(states) <= self.max_rows
-        a = self._arrays
         for row, state in enumerate(states):
             if self._occupants[row] is not state:
                 self._seat(row, state)
+            if state.constraints:
+                self._constrain(row, state)
+        a = self._arrays
         a.position[:logits_rows] = [state.position for state in states]
         if any(state.penalised for state in states):
             occurred = [state.occurred for state in states]
@@ -136,9 +196,15 @@ class Sampler:
                 penalty_ids=np.concatenate([ids for ids, _ in occurred]),
                 output_counts=np.concatenate([counts for _, counts in occurred]),
             )
-        if any(state.position < state.params.min_tokens for state in states):
+        if any(state.masks for state in states):
             masked = [state.masked for state in states]
             a = a._replace(mask_offsets=_offsets([len(ids) for ids in masked]), mask_ids=np.concatenate(masked))
+        if any(len(state.bias_ids) for state in states):
+            a = a._replace(
+                bias_offsets=_offsets([len(state.bias_ids) for state in states]),
+                bias_ids=np.concatenate([state.bias_ids for state in states]),
+                bias_values=np.concatenate([state.bias_values for state in states]),
+            )
         native_sample(logits_rows, *a)
         tokens = a.token[:logits_rows].tolist()
         return [
@@ -147,7 +213,11 @@ class Sampler:
         ]
 
     def _seat(self, row: int, state: SamplerState) -> None:
-        assert state.num_logprobs <= self.max_logprobs
+        if state.num_logprobs > self._arrays.top_ids.shape[1]:
+            shape = (self.max_rows, state.num_logprobs)
+            self._arrays = self._arrays._replace(
+                top_ids=np.zeros(shape, np.int32), top_logprobs=np.zeros(shape, np.float32)
+            )
         a, params = self._arrays, state.params
         self._occupants[row] = state
         a.temperature[row] = 0.0 if params.greedy else params.temperature
@@ -160,6 +230,14 @@ class Sampler:
         a.seed[row] = state.seed
         a.sample_index[row] = state.sample_index
         a.num_logprobs[row] = state.num_logprobs
+        a.bitmask_row[row] = -1
+
+    def _constrain(self, row: int, state: SamplerState) -> None:
+        if not self._arrays.bitmasks.size:
+            shape = (self.max_rows, mask_words(self.vocab_size))
+            self._arrays = self._arrays._replace(bitmasks=np.zeros(shape, np.uint32))
+        a = self._arrays
+        a.bitmask_row[row] = row if fill_mask(state.constraints, a.bitmasks[row]) else -1
 
     def _logprobs(self, row: int, wanted: int) -> TokenLogprobs:
         a = self._arrays

@@ -7,7 +7,7 @@ For one row, in this order:
 
 1. NaN counts as -inf and +inf as the largest float32. What a row's result depends on is that row alone.
 2. Log-probabilities are those of these raw logits: log-softmax, and rank 1 + the number of larger logits.
-3. Masked ids become -inf. (Here a constraint's allowed ids will go, before, and a logit bias, after.)
+3. Ids without a bit in the row's bitmask become -inf, then ids that are masked one by one. A bias is added, in float32.
 4. Penalties, in float32, for ids that occurred: repetition (a positive logit is divided, another multiplied), then
    minus count * frequency, then minus presence where the count in the output is at least 1.
 5. Greedy, a temperature below 1e-5: the largest logit. All rankings go by logit, descending, ties by lower id.
@@ -20,7 +20,8 @@ For one row, in this order:
    DRAW_CHUNK, so that a kernel can skip through chunks; u is in [0, 1), the first 53 bits of Philox4x32-10, keyed by
    the request's seed and counted by (output position, sample index, DRAW_STREAM, 0).
 
-A row without any logit above -inf yields the lowest id that is not masked, or 0.
+A row without any logit above -inf yields the lowest id that has a bit in its bitmask and is not masked; if there is
+none, the lowest that has a bit; if there is none, 0. So a bitmask is left only if it is empty.
 """
 
 from __future__ import annotations
@@ -56,11 +57,16 @@ class SampleArrays(NamedTuple):
     position: Array  # uint32, of the token to be sampled, in the output
     sample_index: Array  # uint32
     num_logprobs: Array  # int32; -1: none, 0: of the chosen token only
+    bitmask_row: Array  # int32, a row of bitmasks; -1: none
+    bitmasks: Array  # uint32 [masks, words]: bit i % 32 of word i // 32 is set where id i may be sampled
+    mask_offsets: Array  # int32 [rows + 1]
+    mask_ids: Array  # int32
+    bias_offsets: Array  # int32 [rows + 1]
+    bias_ids: Array  # int32, unique in a row
+    bias_values: Array  # float32
     penalty_offsets: Array  # int32 [rows + 1]
     penalty_ids: Array  # int32, unique in a row
     output_counts: Array  # int32; 0: the id occurred in the prompt only
-    mask_offsets: Array  # int32 [rows + 1]
-    mask_ids: Array  # int32
     token: Array  # out: int32
     logprob: Array  # out: float32, of the chosen token; this and the following only where num_logprobs >= 0
     rank: Array  # out: int32
@@ -117,11 +123,25 @@ def ranking(logits: Array) -> Array:
     return np.argsort(-logits, kind="stable")
 
 
-def mask_and_penalise(logits: Array, a: SampleArrays, row: int) -> Array:
+def allowed_ids(a: SampleArrays, row: int, vocab: int) -> Array:
+    """Ids that have a bit in the row's bitmask, ascending; all if it has none."""
+    if a.bitmask_row[row] < 0:
+        return np.arange(vocab)
+    words = a.bitmasks[a.bitmask_row[row]].astype("<u4")
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab])
+
+
+def edited(logits: Array, a: SampleArrays, row: int) -> Array:
     """Steps 3 and 4: clean float32 [vocab] from clean logits."""
-    x = logits.copy()
+    x = np.full_like(logits, -np.inf)
+    allowed = allowed_ids(a, row, x.size)
+    x[allowed] = logits[allowed]
     masked = a.mask_ids[a.mask_offsets[row] : a.mask_offsets[row + 1]]
     x[masked[(masked >= 0) & (masked < x.size)]] = -np.inf
+    biased = slice(a.bias_offsets[row], a.bias_offsets[row + 1])
+    ids, values = a.bias_ids[biased], a.bias_values[biased]
+    inside = (ids >= 0) & (ids < x.size)
+    x[ids[inside]] += values[inside]
     occurred = slice(a.penalty_offsets[row], a.penalty_offsets[row + 1])
     ids, counts = a.penalty_ids[occurred], a.output_counts[occurred].astype(np.float32)
     inside = (ids >= 0) & (ids < x.size)
@@ -166,10 +186,11 @@ def inverse_cdf(weights: Array, u: float) -> int:
 
 def choose(logits: Array, a: SampleArrays, row: int) -> int:
     """The token of one row of clean logits [vocab]."""
-    x = mask_and_penalise(logits, a, row)
+    x = edited(logits, a, row)
     if x.max() == -np.inf:
         masked = set(a.mask_ids[a.mask_offsets[row] : a.mask_offsets[row + 1]].tolist())
-        return next((i for i in range(x.size) if i not in masked), 0)
+        allowed = allowed_ids(a, row, x.size).tolist()
+        return next((i for i in allowed if i not in masked), allowed[0] if allowed else 0)
     if a.temperature[row] < np.float32(GREEDY_TEMPERATURE):
         return int(x.argmax())
     ids, weights = survivors(x, a, row)

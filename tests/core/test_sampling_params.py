@@ -1,0 +1,79 @@
+"""SamplingParams: what is refused, by name and with the remedy, and what is made of the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.core.errors import InvalidRequestError
+from octavo.core.records import RepetitionDetection, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("logprobs", -2, "0 or more, or -1"),
+        ("prompt_logprobs", 1.5, "a whole number"),
+        ("prompt_logprobs", -2, "0 or more, or -1"),
+        ("logit_bias", [1], "an object of token ids and numbers"),
+        ("logit_bias", {"1": 1}, "the key '1'; keys must be token ids"),
+        ("logit_bias", {-1: 1}, "the key -1; keys must be token ids"),
+        ("logit_bias", {5: "much"}, "gives 5 'much'; it must be from -100 to 100"),
+        ("logit_bias", {5: float("nan")}, "gives 5 nan"),
+        ("logit_bias", dict.fromkeys(range(1025), 1), "1,025 entries, the limit is 1,024"),
+        ("allowed_token_ids", (), "is empty"),
+        ("allowed_token_ids", 5, "a list of token ids"),
+        ("allowed_token_ids", [1, "2"], "a list of token ids"),
+        ("allowed_token_ids", [1, True], "a list of token ids"),
+        ("allowed_token_ids", [2**31], "a list of token ids"),
+        ("bad_words", "word", "a list of texts"),
+        ("bad_words", ["  "], "1 to 128 characters that are not all spaces"),
+        ("bad_words", ["x" * 129], "1 to 128 characters"),
+        ("bad_words", ["x"] * 129, "129 words, the limit is 128"),
+        ("bad_words_token_ids", ((1,), ()), "none of them empty"),
+        ("thinking_token_budget", -1, "0 or more"),
+        ("thinking_token_budget", True, "a whole number or None"),
+        ("repetition_detection", {"max_pattern_size": 3}, "a RepetitionDetection or None"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(field: str, value: Any, complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"max_pattern_size": 257, "min_count": 2}, "max_pattern_size is 257; it must be from 1 to 256"),
+        ({"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2}, "min_pattern_size is 4; .* max_pattern_size"),
+        ({"max_pattern_size": 3, "min_count": 1}, "min_count is 1; it must be at least 2"),
+        ({"max_pattern_size": "3"}, "max_pattern_size is '3'; it must be a whole number"),
+    ],
+)
+def test_repetition_detection_is_refused_with_its_own_field(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"repetition_detection\.{complaint}") as caught:
+        RepetitionDetection(**fields)
+    assert caught.value.param == "repetition_detection"
+
+
+def test_a_bias_is_clamped_and_lists_become_tuples() -> None:
+    params = SamplingParams(logit_bias={3: -1000, 4: 7, 5: float("inf")}, allowed_token_ids=[3], bad_words=["x"])
+    assert params.logit_bias == {3: -100.0, 4: 7.0, 5: 100.0}
+    assert (params.allowed_token_ids, params.bad_words) == ((3,), ("x",))
+
+
+def test_all_fields_survive_the_way_to_the_engine() -> None:
+    params = SamplingParams(
+        logprobs=-1,
+        prompt_logprobs=3,
+        logit_bias={3: 1.5},
+        allowed_token_ids=(1, 2),
+        bad_words=("x",),
+        bad_words_token_ids=((1, 2), (3,)),
+        repetition_detection=RepetitionDetection(max_pattern_size=5, min_count=3),
+        thinking_token_budget=100,
+    )
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
