@@ -67,6 +67,7 @@ def test_every_engine_flag_reaches_the_configuration() -> None:
         threads=2,
         max_num_batched_tokens=1000,
         max_num_seqs=8,
+        max_logprobs=5,
         long_prefill_token_threshold=64,
         memory_utilization=0.5,
         kv_cache_memory_bytes=3 << 29,
@@ -84,7 +85,7 @@ def test_every_engine_flag_reaches_the_configuration() -> None:
         *("--override-generation-config", '{"top_k": 5}', "--long-prefill-token-threshold=64"),
         *("--max-model-len=4K", "--block-size=32", "--kv-cache-dtype=float16"),
         *("--activation-dtype=float32", "--isa=avx512", "--threads=2", "--max-num-batched-tokens=1k"),
-        *("--max-num-seqs=8", "--gpu-memory-utilization=0.5", "--kv-cache-memory-bytes=1.5G"),
+        *("--max-num-seqs=8", "--max-logprobs=5", "--gpu-memory-utilization=0.5", "--kv-cache-memory-bytes=1.5G"),
         *("--num-gpu-blocks-override=99", "--no-enable-prefix-caching", "--seed=3"),
     )
     assert found == expected
