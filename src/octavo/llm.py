@@ -104,6 +104,10 @@ class LLM:
         self._ids = itertools.count()
         self._inboxes: dict[str, deque[RequestOutput]] = {}  # request id -> where its outputs wait to be yielded
 
+    @property
+    def served_model_name(self) -> str:
+        return self._engine.info.served_model_name
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What calls without sampling_params use: the model's generation_config.json on top of octavo's defaults."""
         return self._defaults

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cli import options, terminal
+from octavo.cli import chat, options, terminal
 from octavo.cli.main import main
 from octavo.cli.options import engine_config, human_int
 from octavo.cli.remote import RemoteModel
+from octavo.cli.text_models import LocalModel
 from octavo.core.clock import VirtualClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
@@ -178,7 +179,7 @@ def test_a_misspelt_flag_suggests_the_right_one(capsys: pytest.CaptureFixture[st
         (["complete", "hello", "--url", "http://127.0.0.1:9"], "is the server running there?"),
         (["complete", "hello", "--temperature", "3", "--url", "http://127.0.0.1:9"], "temperature is 3.0"),
         (["sevre"], "sevre"),
-        ([], "name a command: serve, chat, complete, pull, models, quantize, info"),
+        ([], "name a command: serve, chat, complete, pull, models, quantize, info, collect-env"),
         (["--prot"], "unknown argument --prot"),
     ],
 )
@@ -224,9 +225,12 @@ def test_version_and_help_answer(capsys: pytest.CaptureFixture[str]) -> None:
 def offline(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine(EngineConfig("echo", max_model_len=64))
     llm = LLM.over(engine, frontend(engine.info), VirtualClock())
-    monkeypatch.setattr(
-        terminal, "_model", lambda args: (llm, SamplingParams(temperature=0, max_tokens=args.max_tokens))
-    )
+    for module in (chat, terminal):
+        monkeypatch.setattr(
+            module,
+            "text_model",
+            lambda args: (LocalModel(llm), SamplingParams(temperature=0, max_tokens=args.max_tokens)),
+        )
     return engine
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from octavo.cli import models, pull, quantize, serve, terminal
+from octavo.cli import chat, collect_env, models, pull, quantize, serve, terminal
 from octavo.cli.options import Parser
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.version import version
@@ -28,12 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return commands[name]
 
     serve.add_flags(command("serve", "Serve a model over HTTP with the OpenAI API."))
-    terminal.add_chat_flags(command("chat", "Chat with a model in the terminal."))
+    chat.add_flags(command("chat", "Chat with a model in the terminal."))
     terminal.add_complete_flags(command("complete", "Print the continuation of a prompt."))
     pull.add_flags(command("pull", "Download a model of the Hugging Face hub."))
     models.add_flags(command("models", "List the models on this machine."))
     quantize.add_flags(command("quantize", "Write a GGUF model in another weight format."))
     command("info", "Show what octavo sees of this machine.")
+    collect_env.add_flags(command("collect-env", "Show all that a bug report should say of this machine."))
 
     def run() -> int:
         args = parser.parse_all(argv, commands)
@@ -92,7 +93,7 @@ def _run(args: argparse.Namespace) -> int:
         case "serve":
             return serve.run(args)
         case "chat":
-            return terminal.chat(args)
+            return chat.run(args)
         case "complete":
             return terminal.complete(args)
         case "pull":
@@ -101,6 +102,8 @@ def _run(args: argparse.Namespace) -> int:
             return models.run(args)
         case "quantize":
             return quantize.run(args)
+        case "collect-env":
+            return collect_env.run(args)
         case _:
             from octavo.cli import info  # loads the kernels
 

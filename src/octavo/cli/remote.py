@@ -5,20 +5,28 @@ from __future__ import annotations
 import http.client
 import json
 import urllib.parse
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
+from octavo.cli.text_models import Piece
 from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
 from octavo.core.records import SamplingParams
 
 TIMEOUT_SECONDS = 600  # without a word from the server
+# Sent only where they differ from the default, for not every server knows all of them.
+OPTIONAL_FIELDS = (
+    *("top_k", "min_p", "min_tokens", "seed", "stop"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+DEFAULTS = SamplingParams()
 
 
 class RemoteModel:
-    """The text side of one server. Raises ConfigError if it cannot be reached."""
+    """The text side of one server. Its methods raise ConfigError if it cannot be reached."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
+        """model: to ask for; None: the first that the server lists."""
         try:
             parts = urllib.parse.urlsplit(url)
             good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -28,58 +36,78 @@ class RemoteModel:
             raise ConfigError(f"--url is {url!r}; it must look like http://127.0.0.1:8000")
         self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._url = url
+        self._model = model
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._netloc = parts.netloc
         self._base = parts.path.rstrip("/").removesuffix("/v1")
 
-    def stream(self, prompt: str, sampling_params: SamplingParams) -> Generator[str]:
+    def stream(self, prompt: str, sampling_params: SamplingParams) -> Generator[Piece]:
         """The continuation of a prompt, piece by piece."""
-        for choice in self._choices("/v1/completions", {"prompt": prompt}, sampling_params):
-            yield choice["text"]
+        with closing(self._choices("/v1/completions", {"prompt": prompt}, sampling_params)) as choices:
+            for choice in choices:
+                yield Piece(choice["text"])
 
-    def stream_chat(self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams) -> Generator[str]:
+    def stream_chat(self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams) -> Generator[Piece]:
         """The answer to a conversation, piece by piece."""
-        for choice in self._choices("/v1/chat/completions", {"messages": messages}, sampling_params):
-            yield choice["delta"].get("content") or ""
+        with closing(self._choices("/v1/chat/completions", {"messages": messages}, sampling_params)) as choices:
+            for choice in choices:
+                delta = choice["delta"]
+                if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+                    yield Piece(reasoning, is_reasoning=True)
+                if content := delta.get("content"):
+                    yield Piece(content)
 
     def close(self) -> None:
         """Nothing is kept open between two questions."""
 
+    @property
+    def name(self) -> str:
+        """The model that is asked for. Raises ConfigError if nobody answers."""
+        if self._model is None:
+            with self._answering() as connection:
+                connection.request("GET", self._base + "/v1/models", headers=self._headers)
+                reply = connection.getresponse()
+                content = reply.read()
+                if reply.status != 200:
+                    raise _refusal(reply.status, content)
+                self._model = str(json.loads(content)["data"][0]["id"])
+        return self._model
+
     def _choices(self, route: str, ask: dict[str, Any], params: SamplingParams) -> Generator[dict[str, Any]]:
+        body = {"model": self.name, "stream": True, "temperature": params.temperature, "top_p": params.top_p, **ask}
+        if params.max_tokens is not None:
+            body["max_tokens"] = params.max_tokens
+        for name in OPTIONAL_FIELDS:
+            if (value := getattr(params, name)) != getattr(DEFAULTS, name):
+                body[name] = value
+        # What was no UTF-8 in the terminal is a lone surrogate here, which JSON should not have.
+        content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        headers = {"Content-Type": "application/json", **self._headers}
+        with self._answering() as connection:
+            connection.request("POST", self._base + route, content, headers)
+            reply = connection.getresponse()
+            if reply.status != 200:
+                raise _refusal(reply.status, reply.read())
+            for line in reply:
+                data = line.strip().removeprefix(b"data: ")
+                if data == b"[DONE]":
+                    return
+                if data:
+                    chunk = json.loads(data)
+                    if "error" in chunk:
+                        raise EngineDeadError(chunk["error"]["message"])
+                    yield from chunk["choices"]
+
+    @contextmanager
+    def _answering(self) -> Iterator[http.client.HTTPConnection]:
+        """A connection; what goes wrong with it, or with what is read from it, becomes a ConfigError."""
         with closing(self._connect(self._netloc, timeout=TIMEOUT_SECONDS)) as connection:
             try:
-                model = self._get_model(connection)
-                body = {"model": model, "stream": True, "temperature": params.temperature, "top_p": params.top_p, **ask}
-                if params.max_tokens is not None:
-                    body["max_tokens"] = params.max_tokens
-                # What was no UTF-8 in the terminal is a lone surrogate here, which JSON should not have.
-                content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
-                headers = {"Content-Type": "application/json", **self._headers}
-                connection.request("POST", self._base + route, content, headers)
-                reply = connection.getresponse()
-                if reply.status != 200:
-                    raise _refusal(reply.status, reply.read())
-                for line in reply:
-                    data = line.strip().removeprefix(b"data: ")
-                    if data == b"[DONE]":
-                        return
-                    if data:
-                        chunk = json.loads(data)
-                        if "error" in chunk:
-                            raise EngineDeadError(chunk["error"]["message"])
-                        yield from chunk["choices"]
+                yield connection
             except (ValueError, LookupError, TypeError) as error:
                 raise ConfigError(f"{self._url} answers, but not as an OpenAI-compatible server does") from error
             except (OSError, http.client.HTTPException) as error:
                 raise ConfigError(f"no answer from {self._url} ({error}): is the server running there?") from error
-
-    def _get_model(self, connection: http.client.HTTPConnection) -> str:
-        connection.request("GET", self._base + "/v1/models", headers=self._headers)
-        reply = connection.getresponse()
-        content = reply.read()
-        if reply.status != 200:
-            raise _refusal(reply.status, content)
-        return str(json.loads(content)["data"][0]["id"])
 
 
 def _refusal(status: int, content: bytes) -> Exception:
