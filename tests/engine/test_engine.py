@@ -6,12 +6,13 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.backends.cpu.backend import instruction_sets
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
-from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
+from octavo.core.records import FinishReason, ReasoningTags, RepetitionDetection, Request, RequestOutput, SamplingParams
 from octavo.engine.engine import Engine, system_info
 from octavo.engine.process import EngineLike
 from octavo.llm import LLM
@@ -250,3 +251,34 @@ def test_the_offline_llm_generates_and_chats_with_it(model: Path) -> None:
         (chat,) = llm.chat([{"role": "user", "content": "Hi"}], params)
     assert one.outputs[0].token_ids == two.outputs[0].token_ids
     assert len(chat.outputs[0].token_ids) == 6
+
+
+def test_a_thinking_budget_forces_the_end_tag_whoever_else_runs(model: Path) -> None:
+    tags = ReasoningTags(starts=(), ends=("</think>",), is_open=True, end_token_ids=(9, 8, 7))
+    thinking = msgspec.structs.replace(
+        request("thinking", max_tokens=8, thinking_token_budget=3, allowed_token_ids=(20, 21)), reasoning=tags
+    )
+    alone = token_ids(run(make_engine(model), thinking)["thinking"])
+    assert alone[3:6] == [9, 8, 7]
+    assert {*alone[:3], *alone[6:]} <= {20, 21}
+    company = [request("a"), request("b", allowed_token_ids=(5,), max_tokens=8)]
+    together = run(make_engine(model), company[0], thinking, company[1])
+    assert token_ids(together["thinking"]) == alone
+    assert token_ids(together["b"]) == [5] * 8
+
+
+def test_a_repetition_ends_a_request(model: Path) -> None:
+    detection = RepetitionDetection(max_pattern_size=2, min_count=4)
+    [*_, last] = run(make_engine(model), request("a", allowed_token_ids=(5,), repetition_detection=detection))["a"]
+    assert (last.finish_reason, last.stop_reason) == (FinishReason.REPETITION, "repetition_detected")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("logit_bias", {100_000: 1}), ("allowed_token_ids", (100_000,)), ("logprobs", 21), ("prompt_logprobs", -1)],
+)
+def test_what_the_model_cannot_do_is_refused_behind_the_door_too(engine: Engine, field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        engine.submit(request(**{field: value}))
+    assert caught.value.param == field
+    assert not engine.has_work

@@ -7,7 +7,7 @@ import pytest
 
 from octavo.core.config import EngineConfig
 from octavo.core.errors import InvalidRequestError
-from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
+from octavo.core.records import FinishReason, ReasoningTags, Request, RequestOutput, SamplingParams
 from octavo.engine.frontend import Detokenizer, Frontend
 from octavo.engine.model_location import locate_model
 from octavo.engine.text_side import load_text_side
@@ -99,6 +99,16 @@ def test_without_a_limit_the_whole_vocabulary_may_be_asked_for() -> None:
 def test_bad_words_are_written_with_and_without_a_space() -> None:
     params = build(SamplingParams(bad_words=("ab", " c"))).params
     assert params.bad_words_token_ids == ((97, 98), (32, 97, 98), (99,), (32, 99))
+
+
+def test_a_thinking_budget_needs_tags_whose_tokens_are_filled_in() -> None:
+    params = SamplingParams(thinking_token_budget=3)
+    with pytest.raises(InvalidRequestError, match="--reasoning-parser") as caught:
+        build(params)
+    assert caught.value.param == "thinking_token_budget"
+    tags = ReasoningTags(starts=("<t>",), ends=("</t>", "</T>"), is_open=False)
+    request = door().build_request([65], params, request_id="r", arrival_time=0.0, reasoning=tags)
+    assert request.reasoning == msgspec.structs.replace(tags, end_token_ids=tuple(b"</t>"))
 
 
 def test_a_model_without_a_template_refuses_to_chat() -> None:

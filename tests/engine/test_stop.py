@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from octavo.core.records import FinishReason, SamplingParams
+from octavo.core.records import FinishReason, RepetitionDetection, SamplingParams
 from octavo.engine.stop import StopChecker
 
 EOS, STOP_ID = 100, 50
@@ -179,3 +179,36 @@ def test_stop_strings_match_as_a_naive_search_would(
     expected, stop = naive(tokens, stops, include, min_tokens)
     assert (released, stop_reason) == (expected, stop)
     assert reason is (FinishReason.STOP if stop is not None else None)
+
+
+def repeats(tokens: list[int], shortest: int, longest: int, min_count: int) -> bool:
+    return any(
+        len(tokens) >= size * min_count and tokens[-size * min_count :] == tokens[-size:] * min_count
+        for size in range(max(1, shortest), longest + 1)
+    )
+
+
+@given(
+    tokens=st.lists(st.integers(0, 2), max_size=60),
+    shortest=st.integers(0, 4),
+    extra=st.integers(0, 4),
+    min_count=st.integers(2, 4),
+    min_tokens=st.integers(0, 10),
+)
+def test_a_repetition_ends_a_sequence_where_it_is_complete(
+    tokens: list[int], shortest: int, extra: int, min_count: int, min_tokens: int
+) -> None:
+    longest = max(1, shortest + extra)
+    detection = RepetitionDetection(max_pattern_size=longest, min_pattern_size=shortest, min_count=min_count)
+    params = SamplingParams(repetition_detection=detection, max_tokens=100, min_tokens=min_tokens)
+    ends = (n for n in range(1, len(tokens) + 1) if repeats(tokens[:n], shortest, longest, min_count))
+    end = next((n for n in ends if n >= min_tokens), None)
+    text, reason, why, released = run(make_checker(params), [(t, b"x") for t in tokens])
+    assert (reason, why) == ((None, None) if end is None else (FinishReason.REPETITION, "repetition_detected"))
+    assert text == b"x" * (len(tokens) if end is None else end)
+    assert len(released) == len(text)
+
+
+def test_a_pattern_size_of_zero_detects_nothing() -> None:
+    checker = make_checker(SamplingParams(repetition_detection=RepetitionDetection(), max_tokens=100))
+    assert run(checker, [(1, b"x")] * 50)[1] is None

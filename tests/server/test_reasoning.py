@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.core.records import ReasoningTags
 from octavo.server.reasoning.registry import REASONING_PARSERS
 from octavo.server.reasoning.tagged import TaggedReasoning
 from octavo.server.text_parser import Content, Reasoning
@@ -82,3 +83,14 @@ def test_reasoning_comes_as_it_is_written() -> None:
     assert parser.feed("\n</thi") == []
     assert parser.feed("nk>\n\n") == []
     assert parser.feed("Yes") == [Content("Yes")]
+
+
+def test_the_engine_is_told_the_tags_and_whether_the_prompt_has_opened_or_closed_the_reasoning() -> None:
+    def tags(name: str, prompt: str) -> ReasoningTags:
+        return TaggedReasoning(REASONING_PARSERS[name], prompt).tags
+
+    assert tags("qwen3", "hello") == ReasoningTags(starts=("<think>",), ends=("</think>",), is_open=False)
+    assert tags("qwen3", "hello<think>\n").is_open
+    assert tags("deepseek_r1", "hello").is_open
+    closed = tags("deepseek_r1", "<think>\n\n</think>\n\n")
+    assert (closed.starts, closed.is_open) == ((), False)

@@ -215,6 +215,19 @@ def _is_number(value: object, kind: UnionType | type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
+class ReasoningTags(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer marks its reasoning, for whoever must know where it ends before the answer is text.
+
+    starts, ends: the ways to write a tag. White space and one of `starts` begin it, if anything does; the first of
+    `ends` ends it. is_open: the answer begins inside. end_token_ids: how to write an end, which the door fills in.
+    """
+
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
+    is_open: bool
+    end_token_ids: tuple[int, ...] = ()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One validated prompt on its way to the engine. `params.seed` and `params.max_tokens` are resolved (not None)."""
 
@@ -223,6 +236,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     arrival_time: float  # Clock.now() at the door, seconds
     cache_salt: str | None = None  # prefixes are shared only between requests with the same salt
+    reasoning: ReasoningTags | None = None  # None: nobody knows how the model marks it, or it has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from octavo.backends.cpu.backend import CpuModel, available_threads, create_executor, instruction_sets
@@ -22,9 +23,11 @@ from octavo.engine.memory import ModelMemory, format_bytes, plan_memory, read_ma
 from octavo.engine.messages import EngineInfo
 from octavo.engine.packing import packed
 from octavo.engine.progress import packing_progress
+from octavo.engine.reasoning import ThinkingBudget
 from octavo.engine.stop import StopChecker
 from octavo.engine.text_side import load_vocabulary, vocabulary_warnings
 from octavo.kv_cache.manager import KVCacheManager
+from octavo.runner.constraint import TokenConstraint
 from octavo.runner.runner import Runner
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
 from octavo.weights.open_checkpoint import open_checkpoint
@@ -105,6 +108,7 @@ class Engine:
             num_kv_groups=len(model.graph.kv_groups),
             vocab_size=model.vocab_size,
             eos_token_ids=self._eos_token_ids,
+            constraints_of=self._constraints,
         )
         self._live: dict[int, _Live] = {}  # by seq_id
         self._stats = EngineStats(num_blocks=memory.num_blocks)
@@ -182,7 +186,7 @@ class Engine:
         self._stats.generation_tokens += 1
         if first:
             self._stats.prompt_tokens += live.seq.num_prompt_tokens
-        text = self._visible_bytes(sampled.token_id, request.params.skip_special_tokens)
+        text = self._visible_bytes(request.params.skip_special_tokens, sampled.token_id)
         released, sampled.finish_reason, stop_reason = live.stop.push(sampled.token_id, text, live.num_outputs)
         return RequestOutput(
             request_id=request.request_id,
@@ -194,10 +198,18 @@ class Engine:
             num_cached_tokens=live.seq.num_cached_tokens if first else None,
         )
 
-    def _visible_bytes(self, token_id: int, skip_special_tokens: bool) -> bytes:
+    def _visible_bytes(self, skip_special_tokens: bool, token_id: int) -> bytes:
         if token_id >= self._vocabulary.vocab_size:  # the model's matrix may be padded beyond the vocabulary
             return b""
         return self._vocabulary.visible_bytes(token_id, skip_special_tokens)
+
+    def _constraints(self, request: Request) -> list[TokenConstraint]:
+        """What holds the output to a form; later ones have the last word."""
+        constraints: list[TokenConstraint] = []
+        budget = request.params.thinking_token_budget
+        if budget is not None and request.reasoning is not None:
+            constraints.append(ThinkingBudget(budget, request.reasoning, partial(self._visible_bytes, False)))
+        return constraints
 
     def _check(self, request: Request) -> None:
         prompt, limit, vocab_size = request.prompt_token_ids, self.info.max_prompt_tokens, self.info.vocab_size

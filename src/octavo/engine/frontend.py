@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from octavo.core.errors import InvalidRequestError, shorten
-from octavo.core.records import Request, RequestOutput, SamplingParams
+from octavo.core.records import ReasoningTags, Request, RequestOutput, SamplingParams
 from octavo.engine.limits import check_token_limits
 from octavo.engine.messages import EngineInfo
 from octavo.tokenizer.chat_template import ChatTemplate
@@ -117,11 +117,13 @@ class Frontend:
         param: str = "prompt",
         cache_salt: str | None = None,
         clamp_max_tokens: bool = False,
+        reasoning: ReasoningTags | None = None,
     ) -> Request:
         """A request whose limits hold and whose seed and max_tokens are set.
 
         `param` is the field that a refusal of the prompt names. max_tokens None means all that fits; one that does not
         fit is refused, or made to fit with `clamp_max_tokens` (for a default that the user did not choose).
+        `reasoning`: how the answer will mark it, if that is known; without its end_token_ids.
         Raises InvalidRequestError.
         """
         self._check_prompt(token_ids, param)
@@ -145,6 +147,15 @@ class Frontend:
                 f"min_tokens is {params.min_tokens:,}, but only {max_tokens:,} can follow this prompt: lower it",
                 param="min_tokens",
             )
+        if reasoning is not None:
+            end_token_ids = tuple(self._tokenizer.encode(reasoning.ends[0], add_special_tokens=False))
+            reasoning = msgspec.structs.replace(reasoning, end_token_ids=end_token_ids)
+        elif params.thinking_token_budget is not None:
+            raise InvalidRequestError(
+                "thinking_token_budget needs to know how the model marks its reasoning: send a conversation to a "
+                "server started with --reasoning-parser, or leave it out",
+                param="thinking_token_budget",
+            )
         seed = self._seeds.randint(0, MAX_DRAWN_SEED) if params.seed is None else params.seed
         return Request(
             request_id=request_id,
@@ -152,6 +163,7 @@ class Frontend:
             params=msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed),
             arrival_time=arrival_time,
             cache_salt=cache_salt,
+            reasoning=reasoning,
         )
 
     def _ways_to_write(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

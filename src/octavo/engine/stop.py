@@ -10,7 +10,9 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
-from octavo.core.records import FinishReason, SamplingParams
+from octavo.core.records import FinishReason, RepetitionDetection, SamplingParams
+
+REPETITION_DETECTED = "repetition_detected"  # the stop reason, as in vLLM
 
 
 class StopDecision(NamedTuple):
@@ -62,6 +64,26 @@ class _StopStringAutomaton:
 _automaton = lru_cache(maxsize=64)(_StopStringAutomaton)  # many requests of one client bring the same strings
 
 
+class _Repetition:
+    """Finds the end of an output to be one pattern several times in a row, in time that the number of sizes takes."""
+
+    def __init__(self, detection: RepetitionDetection) -> None:
+        shortest = max(1, detection.min_pattern_size)
+        self._sizes = range(shortest, detection.max_pattern_size + 1)
+        self._runs = [0] * len(self._sizes)  # how many of the last tokens equal the one `size` before them
+        self._wanted = [size * (detection.min_count - 1) for size in self._sizes]
+        self._tokens = deque[int](maxlen=detection.max_pattern_size)  # the last one first
+
+    def push(self, token_id: int) -> bool:
+        earlier = list(self._tokens)[self._sizes.start - 1 :]
+        self._tokens.appendleft(token_id)
+        found = False
+        for i, token in enumerate(earlier):
+            run = self._runs[i] = self._runs[i] + 1 if token == token_id else 0
+            found |= run >= self._wanted[i]
+        return found
+
+
 class StopChecker:
     """The stop conditions of one request.
 
@@ -70,6 +92,7 @@ class StopChecker:
       include_stop_str_in_output.
     - An EOS token (without ignore_eos) or one of stop_token_ids ends it. Its text is left out, as vLLM does, unless
       include_stop_str_in_output is set; then a stop string that is completed by its visible text takes precedence.
+    - A repetition that repetition_detection describes ends it with REPETITION.
     - None of these count while there are fewer than min_tokens output tokens.
     - Otherwise max_tokens, or max_model_len with the prompt, ends it with LENGTH.
     """
@@ -86,6 +109,8 @@ class StopChecker:
         self._automaton = _automaton(params.stop) if params.stop else None
         self._state = 0
         self._held = b""
+        detection = params.repetition_detection
+        self._repetition = _Repetition(detection) if detection is not None and detection.max_pattern_size else None
 
     def push(self, token_id: int, visible_bytes: bytes, num_output_tokens: int) -> StopDecision:
         """Take in a sampled token and the text it adds. `num_output_tokens` counts this token too.
@@ -102,6 +127,8 @@ class StopChecker:
             return StopDecision(self.flush(), FinishReason.STOP, stop)
         if is_eos or is_stop_id:
             return StopDecision(self.flush(), FinishReason.STOP, token_id if is_stop_id else None)
+        if self._repetition is not None and self._repetition.push(token_id) and counts:
+            return StopDecision(self.flush(), FinishReason.REPETITION, REPETITION_DETECTED)
         if num_output_tokens >= self._max_tokens:
             return StopDecision(self.flush(), FinishReason.LENGTH, None)
         return StopDecision(self._release(), None, None)

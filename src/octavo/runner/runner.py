@@ -6,7 +6,7 @@ when a sequence ends, or what a token means.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core import records
-from octavo.core.records import SampledToken, ScheduledSequence, StepPlan, StepResult
+from octavo.core.records import Request, SampledToken, ScheduledSequence, StepPlan, StepResult
+from octavo.runner.constraint import TokenConstraint
 from octavo.runner.sampler import Sampler, SamplerState
 
 Ints = NDArray[np.int32]
@@ -60,12 +61,15 @@ class Runner:
         num_kv_groups: int,
         vocab_size: int,
         eos_token_ids: Collection[int],
+        constraints_of: Callable[[Request], Sequence[TokenConstraint]] = lambda request: (),
     ) -> None:
+        """constraints_of: what holds a request's output to a form, asked once, when the request is first scheduled."""
         self._program = program
         self._max_model_len = max_model_len
         self._block_size = block_size
         self._num_kv_groups = num_kv_groups
         self._eos_token_ids = sorted(eos_token_ids)
+        self._constraints_of = constraints_of
         self._known: dict[int, _Known] = {}
         self._sampler = Sampler(max_num_seqs, vocab_size)
         self._token_ids = np.zeros(max_num_batched_tokens, np.int32)
@@ -106,7 +110,13 @@ class Runner:
         tokens = np.empty(seq.num_prompt_tokens + (room if wanted is None else min(wanted, room)), np.int32)
         tokens[: seq.num_prompt_tokens] = request.prompt_token_ids
         blocks = np.zeros((self._num_kv_groups, self._num_blocks(len(tokens))), np.int32)
-        sampler = SamplerState(request.params, request.prompt_token_ids, self._eos_token_ids, self._sampler.vocab_size)
+        sampler = SamplerState(
+            request.params,
+            request.prompt_token_ids,
+            self._eos_token_ids,
+            self._sampler.vocab_size,
+            constraints=self._constraints_of(request),
+        )
         self._known[seq.seq_id] = _Known(seq.seq_id, tokens, seq.num_prompt_tokens, blocks, sampler)
 
     def _compute(self, scheduled: Sequence[ScheduledSequence]) -> list[_Known]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo.core.errors import InvalidRequestError
-from octavo.core.records import FinishReason, SamplingParams
+from octavo.core.records import FinishReason, ReasoningTags, SamplingParams
 from octavo.server.parsers import AnswerParsers
 from octavo.server.protocol import ChatBody
 from octavo.server.reasoning.registry import REASONING_PARSERS
@@ -44,6 +44,11 @@ class Answer:
         self._content: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[tuple[ToolCall, list[str]]] = []  # with the pieces of its arguments
+
+    @property
+    def reasoning_tags(self) -> ReasoningTags | None:
+        """How the answer will mark its reasoning, if that is known."""
+        return None if self._reasoning is None else self._reasoning.tags
 
     def adjusted(self, params: SamplingParams) -> SamplingParams:
         """With the special tokens shown that the parsers look for."""

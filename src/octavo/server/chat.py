@@ -51,6 +51,7 @@ async def start_chat(service: Service, body: ChatBody, reply_id: str, arrival_ti
             param="messages",
             cache_salt=body.cache_salt,
             clamp_max_tokens=body.chosen_max_tokens is None,
+            reasoning=answer.reasoning_tags,
         )
     except InvalidRequestError as error:
         own_name = body.own_name(error.param)

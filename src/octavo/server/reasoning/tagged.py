@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.core.records import ReasoningTags
 from octavo.server.text_parser import Content, Pausing, Reasoning, TextParser
 
 
@@ -31,6 +32,13 @@ class TaggedReasoning(TextParser):
         self._opened = end_of_prompt.endswith(tags.starts)
         self._closed = end_of_prompt.endswith(tags.ends)
         self._space: list[str] = []  # at the end of the reasoning so far
+
+    @property
+    def tags(self) -> ReasoningTags:
+        """For the engine, which looks for them too."""
+        starts = () if self._closed else self._tags.starts
+        is_open = not self._closed and (self._opened or self._tags.always)
+        return ReasoningTags(starts=starts, ends=self._tags.ends, is_open=is_open)
 
     def _read(self) -> Pausing[None]:
         if not self._closed:
