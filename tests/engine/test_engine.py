@@ -170,7 +170,6 @@ def test_stats_count_blocks_tokens_and_steps(engine: Engine) -> None:
     while engine.has_work:
         engine.step()
     stats = engine.stats()
-    assert (stats.prompt_tokens, stats.generation_tokens) == (40, 10)
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (40, 16)
     assert (stats.num_requests_running, stats.num_requests_waiting, stats.num_blocks_in_use) == (0, 0, 0)
     assert stats.num_blocks_cached > 0

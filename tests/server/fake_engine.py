@@ -55,6 +55,7 @@ def frontend(info: EngineInfo, seed: int = 0) -> Frontend:
 @dataclass
 class _Running:
     request: Request
+    queued_time: float
     text: bytes = b""
     num_tokens: int = 0
 
@@ -79,6 +80,8 @@ class FakeEngine:
             vocab_size=VOCAB_SIZE,
             max_num_seqs=config.max_num_seqs,
             block_size=BLOCK_SIZE,
+            num_blocks=NUM_BLOCKS,
+            enable_prefix_caching=config.enable_prefix_caching,
             kv_cache_dtype="float32",
             isa="none",
             threads=1,
@@ -88,6 +91,7 @@ class FakeEngine:
         self._step_seconds = step_seconds
         self._running: dict[str, _Running] = {}
         self._stats = EngineStats(num_blocks=NUM_BLOCKS)
+        self._num_tokens = 0  # computed since the last snapshot
         self.closed = False
 
     @property
@@ -99,20 +103,22 @@ class FakeEngine:
             raise InvalidRequestError("the engine refuses this prompt", param="prompt", code="refused")
         assert request.params.seed is not None
         assert request.params.max_tokens is not None
-        self._running[request.request_id] = _Running(request)
-        self._stats.prompt_tokens += len(request.prompt_token_ids)
+        self._running[request.request_id] = _Running(request, time.monotonic())
 
     def abort(self, request_id: str) -> None:
         self._running.pop(request_id, None)
 
     def step(self) -> list[RequestOutput]:
+        began = time.monotonic()
         time.sleep(self._step_seconds)
         self._stats.num_steps += 1
-        return [self._advance(running) for running in list(self._running.values())]
+        self._num_tokens += sum(1 if r.num_tokens else len(r.request.prompt_token_ids) for r in self._running.values())
+        return [self._advance(running, began) for running in list(self._running.values())]
 
     def stats(self) -> EngineStats:
         self._stats.num_requests_running = len(self._running)
         self._stats.num_blocks_in_use = sum(r.num_blocks for r in self._running.values())
+        self._stats.num_step_tokens, self._num_tokens = self._num_tokens, 0
         return self._stats
 
     def close(self) -> None:
@@ -122,7 +128,7 @@ class FakeEngine:
     def _prompt(request: Request) -> bytes:
         return bytes(t for t in request.prompt_token_ids if t < 256)
 
-    def _advance(self, running: _Running) -> RequestOutput:
+    def _advance(self, running: _Running, began: float) -> RequestOutput:
         request, params = running.request, running.request.params
         prompt = self._prompt(request)
         if CRASH in prompt:
@@ -130,6 +136,7 @@ class FakeEngine:
         output = RequestOutput(request_id=request.request_id)
         if running.num_tokens == 0:
             output.num_cached_tokens = 0
+            output.queued_time, output.scheduled_time = running.queued_time, began
         if FAIL in prompt and running.num_tokens == 2:
             output.finish_reason, output.error = FinishReason.ERROR, "this request failed on purpose"
             del self._running[request.request_id]
@@ -140,7 +147,6 @@ class FakeEngine:
         else:
             token_id = script[running.num_tokens] if running.num_tokens < len(script) else EOS
         running.num_tokens += 1
-        self._stats.generation_tokens += 1
         output.token_ids = [token_id]
         output.text = b"" if token_id == EOS else bytes([token_id])
         running.text += output.text

@@ -128,6 +128,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="reuse the KV cache of a prompt's beginning that was seen before (on)",
     )
+    flag(
+        "--kv-cache-metrics",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="how long KV blocks live, lie idle and wait to be used again, at /metrics (off)",
+    )
+    flag("--kv-cache-metrics-sample", type=float, metavar="F", help="the share of blocks that are watched (0.01)")
     flag("--seed", type=int, metavar="N", help="where the seeds of requests without a seed start (0)")
 
 

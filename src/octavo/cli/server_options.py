@@ -106,6 +106,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         default=default.request_id_headers,
     )
     flag(
+        server,
+        "--metrics-prefix",
+        f"of the names at /metrics; vllm for dashboards made for it ({default.metrics_prefix})",
+        default=default.metrics_prefix,
+        metavar="NAME",
+    )
+    flag(
         logs,
         "--log-format",
         f"of the server's log lines ({default.log_format})",
@@ -159,6 +166,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         log_requests=args.enable_log_requests,
         max_log_len=args.max_log_len,
         docs=not args.disable_fastapi_docs,
+        metrics_prefix=args.metrics_prefix,
         parsers=answer_parsers(args),
     )
 

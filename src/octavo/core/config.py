@@ -53,6 +53,8 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     num_blocks_override: int | None = None  # --num-gpu-blocks-override
     enable_prefix_caching: bool = True
+    kv_cache_metrics: bool = False  # how long blocks live, lie idle, and until they are used again
+    kv_cache_metrics_sample: float = 0.01  # the share of blocks that are watched
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -101,6 +103,9 @@ class EngineConfig:
         between("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
         between("--num-gpu-blocks-override", self.num_blocks_override, 1)
         between("--seed", self.seed, -MAX_INT - 1)
+        s = self.kv_cache_metrics_sample
+        if not (isinstance(s, int | float) and 0 < s <= 1):
+            raise ConfigError(f"--kv-cache-metrics-sample is {s!r}; it must be greater than 0 and at most 1")
         u = self.memory_utilization
         if u is not None and not (isinstance(u, int | float) and 0 < u <= 1):
             raise ConfigError(f"--gpu-memory-utilization is {u!r}; it must be greater than 0 and at most 1")

@@ -361,20 +361,40 @@ class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
     num_cached_tokens: int | None = None  # set once, with the first output: prompt tokens found in the prefix cache
+    queued_time: float = 0.0  # Clock.now() of the engine; both are set once, with the first output
+    scheduled_time: float = 0.0  # when the request was first in a plan
     error: str | None = None  # with FinishReason.ERROR
 
 
-class EngineStats(msgspec.Struct, kw_only=True):
-    """A snapshot of gauges and running totals since the engine started; the HTTP process turns it into metrics."""
+class BlockTimes(msgspec.Struct):
+    """What a sample of the KV blocks went through, in seconds."""
+
+    lifetimes: list[float] = []  # of evicted blocks: from the allocation
+    idle_times: list[float] = []  # of evicted blocks: since the last use
+    reuse_gaps: list[float] = []  # between one use of a cached block and the next
+
+
+class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Gauges, totals since the engine started, and what happened since the snapshot before this one."""
 
     num_requests_running: int = 0
     num_requests_waiting: int = 0
     num_blocks: int = 0  # whole pool
     num_blocks_in_use: int = 0  # held by a live sequence; cached-but-idle blocks count as free
     num_blocks_cached: int = 0  # idle blocks that keep a cached prefix
-    prompt_tokens: int = 0  # totals from here on
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0  # prompt tokens looked up
+    prefix_cache_queries: int = 0  # totals: prompt tokens looked up
     prefix_cache_hits: int = 0  # prompt tokens found
     num_preemptions: int = 0
     num_steps: int = 0
+    num_step_tokens: int = 0  # news: tokens that were computed
+    block_times: BlockTimes | None = None  # with kv_cache_metrics, if there are any
+
+    def with_totals_of(self, other: EngineStats) -> EngineStats:
+        """This snapshot with the totals of another engine added."""
+        return msgspec.structs.replace(
+            self,
+            prefix_cache_queries=self.prefix_cache_queries + other.prefix_cache_queries,
+            prefix_cache_hits=self.prefix_cache_hits + other.prefix_cache_hits,
+            num_preemptions=self.num_preemptions + other.num_preemptions,
+            num_steps=self.num_steps + other.num_steps,
+        )

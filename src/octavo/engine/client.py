@@ -10,7 +10,8 @@ import logging
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from octavo.core import errors
 from octavo.core.config import EngineConfig
@@ -30,6 +31,18 @@ DEATHS: dict[int, str] = {
 }
 
 
+class Observer(Protocol):
+    """Is told at once what comes for a request, whether or not somebody is reading the stream."""
+
+    def observe(self, output: RequestOutput, step_time: float) -> None:
+        """Each output in order, the last one with a finish reason; ERROR if the engine dies.
+
+        `step_time` is the engine's Clock.now() at the end of the step that it comes from, 0 if from none. A request
+        that the engine refuses is not told of.
+        """
+        ...
+
+
 class OutputStream:
     """The outputs of one request, in order, the last one with a finish reason: an async iterator for one consumer.
 
@@ -37,9 +50,10 @@ class OutputStream:
     Abandoning it (`aclose`, `abort`, or cancelling the task that waits in it) aborts the request.
     """
 
-    def __init__(self, client: EngineClient, request_id: str) -> None:
+    def __init__(self, client: EngineClient, request_id: str, observer: Observer | None) -> None:
         self._client = client
         self._request_id = request_id
+        self._observer = observer
         self._outputs: deque[RequestOutput] = deque()
         self._error: OctavoError | None = None
         self._finished = False  # nothing more will be put
@@ -73,12 +87,16 @@ class OutputStream:
             self._client._abandon(self._request_id)
             self._put(RequestOutput(request_id=self._request_id, finish_reason=FinishReason.ABORT))
 
-    def _put(self, output: RequestOutput) -> None:
+    def _put(self, output: RequestOutput, step_time: float = 0.0) -> None:
+        if self._observer is not None:
+            self._observer.observe(output, step_time)
         self._outputs.append(output)
         self._finished = output.finish_reason is not None
         self._wake()
 
     def _fail(self, error: OctavoError) -> None:
+        if self._observer is not None and not isinstance(error, InvalidRequestError):
+            self._observer.observe(RequestOutput(request_id=self._request_id, finish_reason=FinishReason.ERROR), 0.0)
         self._error = error
         self._finished = True
         self._wake()
@@ -89,9 +107,13 @@ class OutputStream:
 
 
 class EngineClient:
-    """One running engine. `info` is what was loaded; `stats` is the newest snapshot it sent."""
+    """One running engine. `info` is what was loaded; `stats` is the newest snapshot it sent.
+
+    `on_stats`, if set, is called with each snapshot.
+    """
 
     info: EngineInfo
+    on_stats: Callable[[EngineStats], None] | None = None
 
     def __init__(self, process: EngineProcess) -> None:
         self._popen = process.popen
@@ -103,6 +125,7 @@ class EngineClient:
         self._loaded = False
         self._closing = False
         self.stats = EngineStats()
+        self._past_stats = EngineStats()  # of engines that ended: only its totals count
 
     @classmethod
     async def start(cls, config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND) -> EngineClient:
@@ -132,7 +155,12 @@ class EngineClient:
     def pid(self) -> int:
         return self._popen.pid
 
-    def generate(self, request: Request) -> OutputStream:
+    @property
+    def totals(self) -> EngineStats:
+        """`stats`, with totals since the first engine started."""
+        return self.stats.with_totals_of(self._past_stats)
+
+    def generate(self, request: Request, observer: Observer | None = None) -> OutputStream:
         """Submit a validated request, whose id no request to this client had before. Raises EngineDeadError.
 
         An id is never used again because outputs of an aborted request may still be on their way.
@@ -140,7 +168,7 @@ class EngineClient:
         if self._death is not None:
             raise self._death
         assert request.request_id not in self._streams
-        stream = OutputStream(self, request.request_id)
+        stream = OutputStream(self, request.request_id, observer)
         self._streams[request.request_id] = stream
         self._channel.send(Submit(request))
         return stream
@@ -177,8 +205,11 @@ class EngineClient:
 
     def _receive(self, message: FromEngine) -> None:
         match message:
-            case Outputs(outputs, stats, refusals):
-                self.stats = stats
+            case Outputs(outputs, stats, refusals, step_time):
+                if stats is not None:
+                    self.stats = stats
+                    if self.on_stats is not None:
+                        self.on_stats(stats)
                 for refusal in refusals:
                     stream = self._streams.pop(refusal.request_id, None)
                     if stream is not None:
@@ -189,7 +220,7 @@ class EngineClient:
                         continue
                     if output.finish_reason is not None:
                         del self._streams[output.request_id]
-                    stream._put(output)
+                    stream._put(output, step_time)
             case Ready(info):
                 self._loaded = True
                 if not self._ready.done():
@@ -200,6 +231,8 @@ class EngineClient:
 
     def _lost(self) -> None:
         """The channel ended: unless we closed it, the engine is dead."""
+        self._past_stats = self.totals
+        self.stats = EngineStats(num_blocks=self.stats.num_blocks)
         self._death = EngineDeadError(
             "the engine process ended unexpectedly; its log (standard error) says why. Start the server again"
         )

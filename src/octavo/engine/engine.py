@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from octavo.backends.cpu.backend import CpuModel, available_threads, create_executor, instruction_sets
+from octavo.core.clock import Clock, SystemClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError
 from octavo.core.records import EngineStats, Request, RequestOutput, SampledToken, Sequence
@@ -26,6 +27,7 @@ from octavo.engine.progress import packing_progress
 from octavo.engine.reasoning import ThinkingBudget
 from octavo.engine.stop import StopChecker
 from octavo.engine.text_side import load_vocabulary, vocabulary_warnings
+from octavo.kv_cache.block_watch import BlockWatch
 from octavo.kv_cache.manager import KVCacheManager
 from octavo.runner.constraint import TokenConstraint
 from octavo.runner.runner import Runner
@@ -41,6 +43,8 @@ class _Live:
 
     seq: Sequence
     stop: StopChecker
+    queued_time: float
+    scheduled_time: float = 0.0
     num_outputs: int = 0
 
 
@@ -50,7 +54,8 @@ class Engine:
     scheduler, cache, program: the parts, for tests that look inside. Raises ConfigError, ModelFileError.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         warnings: list[str] = []
         assert config.model is not None, "the model has been located"
         checkpoint = open_checkpoint(config.model)
@@ -96,7 +101,13 @@ class Engine:
 
         self.program = cpu_model.allocate(memory.num_blocks, config.block_size, kv_dtype)
         self.cache = KVCacheManager(
-            memory.num_blocks, config.block_size, config.enable_prefix_caching, model.graph.kv_groups
+            memory.num_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            model.graph.kv_groups,
+            BlockWatch(memory.num_blocks, self._clock, config.kv_cache_metrics_sample)
+            if config.kv_cache_metrics
+            else None,
         )
         self.scheduler = Scheduler(scheduler_config, self.cache)
         self._runner = Runner(
@@ -112,6 +123,7 @@ class Engine:
         )
         self._live: dict[int, _Live] = {}  # by seq_id
         self._stats = EngineStats(num_blocks=memory.num_blocks)
+        self._num_new_tokens = 0  # computed since the last snapshot
         self.info = EngineInfo(
             served_model_name=config.served_model_name or Path(config.model).stem,
             max_model_len=max_model_len,
@@ -120,6 +132,8 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_logprobs=config.max_logprobs,
             block_size=config.block_size,
+            num_blocks=memory.num_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
             kv_cache_dtype=kv_dtype,
             isa=executor.isa,
             threads=executor.threads,
@@ -141,7 +155,7 @@ class Engine:
             self.info.max_model_len,
         )
         seq = self.scheduler.add(request)
-        self._live[seq.seq_id] = _Live(seq, stop)
+        self._live[seq.seq_id] = _Live(seq, stop, self._clock.now())
 
     def abort(self, request_id: str) -> None:
         """End a request, if it has not ended; no output follows."""
@@ -152,11 +166,16 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Move on by one step; returns what is new for clients."""
         plan = self.scheduler.schedule()
+        if plan.new:
+            now = self._clock.now()
+            for seq in plan.new:
+                self._live[seq.seq_id].scheduled_time = now
         result = self._runner.execute(plan)
         outputs = [self._take(sampled) for sampled in result.sampled]
         for seq in self.scheduler.update(result):
             del self._live[seq.seq_id]
         self._stats.num_steps += 1
+        self._num_new_tokens += plan.num_tokens
         return outputs
 
     def stats(self) -> EngineStats:
@@ -169,6 +188,8 @@ class Engine:
         stats.prefix_cache_queries = cache.num_prefix_queries
         stats.prefix_cache_hits = cache.num_prefix_hits
         stats.num_preemptions = self.scheduler.num_preemptions
+        stats.num_step_tokens, self._num_new_tokens = self._num_new_tokens, 0
+        stats.block_times = cache.take_block_times()
         return stats
 
     def close(self) -> None:
@@ -183,9 +204,6 @@ class Engine:
         live = self._live[sampled.seq_id]
         request, first = live.seq.request, live.num_outputs == 0
         live.num_outputs += 1
-        self._stats.generation_tokens += 1
-        if first:
-            self._stats.prompt_tokens += live.seq.num_prompt_tokens
         text = self._visible_bytes(request.params.skip_special_tokens, sampled.token_id)
         released, sampled.finish_reason, stop_reason = live.stop.push(sampled.token_id, text, live.num_outputs)
         return RequestOutput(
@@ -196,6 +214,8 @@ class Engine:
             finish_reason=sampled.finish_reason,
             stop_reason=stop_reason,
             num_cached_tokens=live.seq.num_cached_tokens if first else None,
+            queued_time=live.queued_time if first else 0.0,
+            scheduled_time=live.scheduled_time if first else 0.0,
         )
 
     def _visible_bytes(self, skip_special_tokens: bool, token_id: int) -> bytes:

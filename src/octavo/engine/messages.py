@@ -21,6 +21,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_logprobs: int = 20  # most alternatives of a token that a request may ask for; -1: no limit
     block_size: int
+    num_blocks: int
+    enable_prefix_caching: bool
     kv_cache_dtype: str
     isa: str
     threads: int
@@ -71,11 +73,12 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """All the news of one step in one frame."""
+    """All the news of one step in one frame. `time` is the engine's Clock.now() at the end of the step."""
 
     outputs: list[RequestOutput]
-    stats: EngineStats
+    stats: EngineStats | None  # None: the engine has failed
     refusals: list[Refusal] = []
+    time: float = 0.0
 
 
 ToEngine = Configure | Submit | Abort | Shutdown

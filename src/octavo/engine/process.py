@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from octavo.core.clock import SystemClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import InvalidRequestError, OctavoError
 from octavo.core.records import EngineStats, FinishReason, Request, RequestOutput
@@ -69,6 +70,7 @@ def run_loop(engine: EngineLike, channel: BlockingChannel) -> None:
     Before a failure is raised, every live request is told of it.
     """
     live: set[str] = set()
+    clock = SystemClock()
     while True:
         outputs: list[RequestOutput] = []
         refusals: list[Refusal] = []
@@ -95,10 +97,10 @@ def run_loop(engine: EngineLike, channel: BlockingChannel) -> None:
         except Exception as error:
             text = f"the engine failed ({type(error).__name__}); its log says why"
             outputs = [RequestOutput(request_id=i, finish_reason=FinishReason.ERROR, error=text) for i in live]
-            channel.send(Outputs(outputs, EngineStats(), refusals))
+            channel.send(Outputs(outputs, None, refusals))
             raise
         live.difference_update(output.request_id for output in outputs if output.finish_reason is not None)
-        channel.send(Outputs(outputs, stats, refusals))
+        channel.send(Outputs(outputs, stats, refusals, clock.now()))
 
 
 def engine_main(make_engine: Callable[[EngineConfig], EngineLike], fd: int) -> int:

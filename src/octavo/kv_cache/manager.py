@@ -9,9 +9,10 @@ import enum
 from collections import Counter
 from dataclasses import dataclass
 
-from octavo.core.records import KVGroup, Sequence
+from octavo.core.records import BlockTimes, KVGroup, Sequence
 from octavo.kv_cache.block_pool import BlockPool
 from octavo.kv_cache.block_table import BlockTable
+from octavo.kv_cache.block_watch import BlockWatch, WatchedBlockPool
 from octavo.kv_cache.groups import blocks_of_sequence, kinds_of
 from octavo.kv_cache.prefix_index import NodeState, PrefixIndex, PrefixMatch, PrefixNode
 
@@ -50,6 +51,7 @@ class KVCacheManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         groups: tuple[KVGroup, ...] = (KVGroup("full", num_layers=1, num_kv_heads=1, head_dim=1),),
+        watch: BlockWatch | None = None,
     ) -> None:
         self.groups = groups
         self.block_size = block_size
@@ -59,7 +61,10 @@ class KVCacheManager:
         places = {group: (k, c) for k, kind in enumerate(self._kinds) for c, group in enumerate(kind.groups)}
         self._columns = [places[group] for group in range(len(groups))]
         self.index = PrefixIndex(block_size, self._kinds)
-        self.pool = BlockPool(num_blocks, on_evict=self._evict)
+        self._watch = watch
+        self.pool = (
+            BlockPool(num_blocks, self._evict) if watch is None else WatchedBlockPool(num_blocks, self._evict, watch)
+        )
         self.num_prefix_queries = 0  # tokens of prompts looked up, each request counted once
         self.num_prefix_hits = 0  # of these, the tokens found
         self._holdings: dict[int, _Holding] = {}  # by seq_id
@@ -155,6 +160,10 @@ class KVCacheManager:
         """
         holding = self._holdings[seq.seq_id]
         return holding.block_tables, holding.num_blocks
+
+    def take_block_times(self) -> BlockTimes | None:
+        """What was seen of the watched blocks since the last call; None if nothing was."""
+        return None if self._watch is None else self._watch.take()
 
     def check_invariants(self) -> None:
         """Assert that pool, tables and index agree. O(num_blocks + nodes)."""

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from octavo.core.errors import EngineDeadError, OctavoError, shorten
 from octavo.core.version import version
@@ -40,7 +40,8 @@ def create_app(service: Service) -> ASGIApp:
         ClientDisconnect: answer_nobody,
         Exception: answer_error,
     }
-    starlette = Starlette(routes=[_route(service, e) for e in entries], exception_handlers=handlers)  # type: ignore[arg-type]
+    routes = [_route(service, e) for e in entries]
+    starlette = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
     starlette.state.body_memory = BodyMemory()
     app: ASGIApp = starlette
     if settings.api_keys:
@@ -55,7 +56,13 @@ def create_app(service: Service) -> ASGIApp:
             allow_credentials=settings.allow_credentials,
             expose_headers=("X-Request-Id",),
         )
-    return Gate(app, settings)
+    paths: dict[object, str] = {route.endpoint: route.path for route in routes}
+
+    def on_reply(scope: Scope, status: int, seconds: float) -> None:
+        route = paths.get(scope.get("endpoint"), "none")  # as the router found it; a client's path may be anything
+        service.metrics.count_http(route, scope["method"], status, seconds)
+
+    return Gate(app, settings, on_reply)
 
 
 def route_entries(*, with_docs: bool) -> tuple[RouteEntry, ...]:

@@ -13,7 +13,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,12 +31,16 @@ REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 OPEN_PATHS = ("/health", "/ready", "/ping")  # what load balancers ask; they say nothing but whether the engine lives
 
 
+OnReply = Callable[[Scope, int, float], None]  # the request's scope, its status, and the seconds until its end
+
+
 class Gate:
     """The outermost wrapper: takes the proxy's prefix off, gives the request its id, and writes its log line."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, on_reply: OnReply) -> None:
         self._app = app
         self._settings = settings
+        self._on_reply = on_reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,8 +73,10 @@ class Gate:
                 stopping = ApiError(503, "the server is stopping: ask again when it is back", code="stopping")
                 await send_error(send_with_id, stopping, path)
         finally:
+            seconds = time.perf_counter() - began
+            self._on_reply(scope, status, seconds)
             if self._settings.access_log and path not in self._settings.unlogged_paths:
-                _log_access(scope, path, status, time.perf_counter() - began)
+                _log_access(scope, path, status, seconds)
 
 
 class KeyCheck:

@@ -1,4 +1,4 @@
-"""One prompt being answered: its outputs as pieces of text, counted for `usage` and timed for metrics.
+"""One prompt being answered: its outputs as pieces of text, counted for `usage`.
 
 Shared by every route that generates; knows nothing of reply shapes or HTTP.
 """
@@ -23,8 +23,7 @@ class Generation:
         self.request = request
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
-        self._timer = metrics.timer(request.arrival_time)
-        self._stream = client.generate(request)
+        self._stream = client.generate(request, metrics.observer(request))
 
     async def pieces(self) -> AsyncIterator[tuple[str, RequestOutput]]:
         """Each output with the text it adds, the last one with a finish reason that is not ERROR.
@@ -34,7 +33,6 @@ class Generation:
         detokenizer = Detokenizer()
         async with aclosing(self._stream):
             async for output in self._stream:
-                self._timer.observe(output)
                 self.num_output_tokens += len(output.token_ids)
                 if output.num_cached_tokens is not None:
                     self.num_cached_tokens = output.num_cached_tokens

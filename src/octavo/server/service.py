@@ -53,7 +53,7 @@ class Service:
         self.default_fields = dict(default_fields or {})
         # Apart from the others, for it yields to what fits while a client's own does not.
         self.default_max_tokens: int | None = self.default_fields.pop("max_tokens", None)
-        self.metrics = Metrics(client, clock)
+        self.metrics = Metrics(client, clock, self.settings.metrics_prefix)
         self.created = int(time.time())
         self._num_requests = itertools.count()
 

@@ -6,12 +6,14 @@ Knows no HTTP library, so that a command line is checked before anything heavy i
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.core.errors import ConfigError, shorten
 from octavo.server.parsers import AnswerParsers
 
+METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 LOG_FORMATS = ("text", "json")
 KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")  # the first that is set counts
 MAX_KEY_FILE_BYTES = 1 << 20
@@ -46,6 +48,7 @@ class ServerSettings:
     log_requests: bool = False
     max_log_len: int | None = None  # characters of a prompt, and token ids of it, in the log; None: all
     docs: bool = True
+    metrics_prefix: str = "octavo"  # vllm, for dashboards that are there already
     parsers: AnswerParsers = field(default_factory=AnswerParsers)
 
     def __post_init__(self) -> None:
@@ -65,6 +68,11 @@ class ServerSettings:
             )
         if self.log_format not in LOG_FORMATS:
             raise ConfigError(f"--log-format is {self.log_format!r}; it must be one of {', '.join(LOG_FORMATS)}")
+        if not METRICS_PREFIX.fullmatch(self.metrics_prefix):
+            raise ConfigError(
+                f"--metrics-prefix is {shorten(self.metrics_prefix)!r}; it must be letters, digits and underscores, no "
+                "digit first, like vllm"
+            )
         at_least("--h11-max-incomplete-event-size", self.max_header_bytes, 1024)
         at_least("--h11-max-header-count", self.max_headers, 8)
         at_least("--limit-concurrency", self.limit_concurrency, 1)
