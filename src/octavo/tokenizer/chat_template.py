@@ -5,6 +5,7 @@ A template is foreign code: it runs in Jinja's immutable sandbox, and its output
 
 from __future__ import annotations
 
+import enum
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_CHARS = 1 << 24
 MAX_TEMPLATE_CHARS = 1 << 20  # the largest in use have 30,000
+CONTENT_FORMATS = ("auto", "string", "openai")
 _GGUF_KEY = "tokenizer.chat_template"
+_CONTINUED_HERE = "OCTAVO-CONTINUES-HERE "  # the space shows whether the template trims
+
+
+class ContentForm(enum.Enum):
+    """How a template wants a message's content: as text, as a list of parts, or as whichever of them it came as."""
+
+    TEXT = "text"
+    PARTS = "parts"
+    EITHER = "either"
 
 
 class ChatTemplate:
@@ -33,6 +44,7 @@ class ChatTemplate:
         self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._templates: dict[str, jinja2.Template] = {}
+        self._forms: dict[str, ContentForm] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -69,22 +81,30 @@ class ChatTemplate:
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        content_format: str = "auto",
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
         """The prompt for `messages`; `kwargs` are further variables that the template may read.
 
-        A message's content is a string, None, or a list of text parts, which are joined by line breaks; fields that
-        are None are left out, as templates ask only whether a field is there. A call's arguments are an object or JSON
-        text; templates get the object, which they may also print or join to a text as JSON. Of several templates,
-        "tool_use" is for requests with tools, "rag" for those with documents. Raises InvalidRequestError, with the
-        template's own words, if the template is broken, does not end, or refuses the messages.
+        A message's content is a string, None, or a list of text parts. Templates get it as text, the parts joined by
+        line breaks, with content_format "string", as a list of parts with "openai", and with "auto" as they read it.
+        Fields that are None are left out, as templates ask only whether a field is there. A call's
+        arguments are an object or JSON text; templates get the object, which they may also print or join to a text as
+        JSON. Of several templates, "tool_use" is for requests with tools, "rag" for those with documents.
+        continue_final_message: the prompt ends where the last message's content ends. Raises InvalidRequestError, with
+        the template's own words, if the template is broken, does not end, or refuses the messages.
         """
+        name = self._chosen(tools, documents)
+        form = self._form(name, content_format)
+        shown = [_as_templates_want(message, i, form) for i, message in enumerate(messages)]
+        final_content = _mark_end(shown) if continue_final_message else ""
         variables = {
             **self._special_tokens,
             **kwargs,
-            "messages": [_as_templates_want(message, i) for i, message in enumerate(messages)],
+            "messages": shown,
             "add_generation_prompt": add_generation_prompt,
             "tools": tools,
             "documents": documents,
@@ -92,7 +112,7 @@ class ChatTemplate:
         pieces: list[str] = []
         size = 0
         try:
-            template = self._compile(self._chosen(tools, documents))
+            template = self._compile(name)
             self._environment.begin()
             for piece in template.generate(variables):
                 size += len(piece)
@@ -106,7 +126,21 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template can fail in any way that Python code can
             raise InvalidRequestError(f"the chat template failed: {_words_of(error)}", param="messages") from error
-        return "".join(pieces)
+        prompt = "".join(pieces)
+        return _cut_at_mark(prompt, final_content) if continue_final_message else prompt
+
+    def _form(self, name: str, content_format: str) -> ContentForm:
+        if content_format != "auto":
+            return ContentForm.PARTS if content_format == "openai" else ContentForm.TEXT
+        with self._lock:
+            if name not in self._forms:
+                from octavo.tokenizer.content_format import form_read_by
+
+                try:
+                    self._forms[name] = form_read_by(self._environment, self._sources[name])
+                except Exception:  # a broken template: rendering it says why
+                    self._forms[name] = ContentForm.TEXT
+            return self._forms[name]
 
     def _compile(self, name: str) -> jinja2.Template:
         if len(self._sources[name]) > MAX_TEMPLATE_CHARS:
@@ -157,8 +191,36 @@ class _WrittenObject(dict[str, Any]):
         return other + self._text
 
 
-def _as_templates_want(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    fields = _with_text_content(message, index)
+def _mark_end(messages: list[dict[str, Any]]) -> str:
+    """The last message's content, whose end is marked from now on. Raises InvalidRequestError if it has none."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list):
+        last = content[-1] if content else None
+        if last is not None:
+            content[-1] = {**last, "text": last["text"] + _CONTINUED_HERE}
+            return str(last["text"])
+    elif content is not None:
+        messages[-1]["content"] = content + _CONTINUED_HERE
+        return str(content)
+    raise InvalidRequestError(
+        "continue_final_message needs a last message with content: add one, or leave it out", "continue_final_message"
+    )
+
+
+def _cut_at_mark(prompt: str, content: str) -> str:
+    """`prompt` up to the mark; up to the content's last character that is no space if the template trims it."""
+    end = prompt.rfind(_CONTINUED_HERE.strip())
+    if end < 0 or content.strip() not in prompt:
+        raise InvalidRequestError(
+            "continue_final_message needs a chat template that writes the last message's content as it is, and this "
+            "one does not: leave it out, or use completions with a plain prompt",
+            "continue_final_message",
+        )
+    return prompt[:end] if prompt.startswith(_CONTINUED_HERE, end) else prompt[:end].rstrip()
+
+
+def _as_templates_want(message: Mapping[str, Any], index: int, form: ContentForm) -> dict[str, Any]:
+    fields = _with_content(message, index, form)
     if isinstance(calls := fields.get("tool_calls"), Sequence):
         fields["tool_calls"] = [_with_arguments_read(call) for call in calls]
     return fields
@@ -180,16 +242,21 @@ def _with_arguments_read(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": _WrittenObject(text, value)}}
 
 
-def _with_text_content(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+def _with_content(message: Mapping[str, Any], index: int, form: ContentForm) -> dict[str, Any]:
     fields = {name: value for name, value in message.items() if value is not None}
-    content = fields.get("content", "")
-    if isinstance(content, str):
+    content = fields.get("content")
+    if content is None:
         return fields
+    if isinstance(content, str):
+        return {**fields, "content": [{"type": "text", "text": content}]} if form is ContentForm.PARTS else fields
     if not isinstance(content, Sequence):
         raise InvalidRequestError(
             f"messages[{index}].content is {content!r}; it must be a string or a list of text parts", param="messages"
         )
-    return {**fields, "content": "\n".join(_text_of(part, index) for part in content)}
+    texts = [_text_of(part, index) for part in content]
+    if form is ContentForm.TEXT:
+        return {**fields, "content": "\n".join(texts)}
+    return {**fields, "content": [{"type": "text", "text": text} for text in texts]}
 
 
 def _text_of(part: Any, index: int) -> str:
