@@ -32,6 +32,8 @@ FAIL = b"!fail"  # in a prompt: this request alone ends with an error, after two
 
 class ByteTokenizer:
     token_bytes = [bytes([i]) for i in range(256)] + [b"<eos>"]
+    bos_token = ""
+    eos_token = "<eos>"
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         return list(text.encode("utf-8", "replace"))

@@ -16,7 +16,7 @@ from octavo.core.config import EngineConfig
 from octavo.engine.frontend import Frontend
 from octavo.engine.messages import EngineInfo
 from octavo.engine.process import ENGINE_COMMAND, EngineProcess, launch_engine
-from octavo.engine.text_side import TextSide, load_text_side
+from octavo.engine.text_side import TextSide, load_text_side, with_template
 from octavo.server.settings import ServerSettings
 from octavo.server.sockets import address, listening, tls_context
 
@@ -90,7 +90,10 @@ async def _serve(
         connecting.cancel()  # does nothing if it is done
         await asyncio.gather(connecting, return_exceptions=True)
     try:
-        frontend = Frontend(text.tokenizer, text.template, client.info, config.seed)
+        if settings.chat_template is not None:
+            text = with_template(text, settings.chat_template)
+        content_format = settings.chat_template_content_format
+        frontend = Frontend(text.tokenizer, text.template, client.info, config.seed, content_format)
         service = Service(client, frontend, SystemClock(), text.defaults.sampling, settings)
         warnings = [*text.warnings, *client.info.warnings]
         _greet(client.info, warnings, address(sock, tls=settings.tls) + settings.root_path, settings.log_format)

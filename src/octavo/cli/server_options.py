@@ -5,8 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from octavo.cli.options import add_answer_flags, answer_parsers, human_int
-from octavo.server.settings import KEY_VARIABLES, LOG_FORMATS, ServerSettings, read_api_keys, split_names
+from octavo.cli.options import add_answer_flags, answer_parsers, human_int, json_object
+from octavo.server.settings import (
+    KEY_VARIABLES,
+    LOG_FORMATS,
+    ServerSettings,
+    read_api_keys,
+    read_chat_template,
+    split_names,
+)
+from octavo.tokenizer.chat_template import CONTENT_FORMATS
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +48,42 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="PREFIX",
     )
     flag(server, "--disable-fastapi-docs", "no page at /docs", action="store_true")
+    chat = parser.add_argument_group("server: chat")
+    flag(
+        chat,
+        "--chat-template",
+        "a file with the chat template, or the template itself, instead of the model's own",
+        metavar="FILE",
+    )
+    flag(
+        chat,
+        "--chat-template-content-format",
+        "how it gets the content of messages: as text, as a list of parts (openai), or as it reads them "
+        f"({default.chat_template_content_format})",
+        choices=CONTENT_FORMATS,
+        default=default.chat_template_content_format,
+    )
+    flag(
+        chat,
+        "--default-chat-template-kwargs",
+        'variables for it where a request sets no others, as {"enable_thinking": false}',
+        type=json_object,
+        default={},
+        metavar="JSON",
+    )
+    flag(
+        chat,
+        "--trust-request-chat-template",
+        "requests may bring a chat template of their own",
+        action="store_true",
+    )
+    flag(
+        chat,
+        "--response-role",
+        f"of the messages that the model writes ({default.response_role})",
+        default=default.response_role,
+        metavar="ROLE",
+    )
     add_answer_flags(parser.add_argument_group("server: tools and reasoning"))
     flag(
         security,
@@ -167,6 +211,11 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         max_log_len=args.max_log_len,
         docs=not args.disable_fastapi_docs,
         metrics_prefix=args.metrics_prefix,
+        chat_template=None if args.chat_template is None else read_chat_template(args.chat_template),
+        chat_template_content_format=args.chat_template_content_format,
+        default_chat_template_kwargs=args.default_chat_template_kwargs,
+        trust_request_chat_template=args.trust_request_chat_template,
+        response_role=args.response_role,
         parsers=answer_parsers(args),
     )
 

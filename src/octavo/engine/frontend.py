@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +22,13 @@ from octavo.tokenizer.text_stream import TextStream
 
 MAX_DRAWN_SEED = 2**53 - 1  # so that one that is returned survives JSON readers whose numbers are float64
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
-RESERVED_TEMPLATE_NAMES = ("messages", "add_generation_prompt", "tools", "documents")
+MAX_TRUNCATED_CHARACTERS = 2_000_000  # of a text of which only the end is kept; about a second of one core
+MAX_GIVEN_TEMPLATES = 32  # that are kept compiled
+MAX_GIVEN_TEMPLATE_CHARACTERS = 1 << 16  # the largest that models bring have 30,000
+RESERVED_TEMPLATE_NAMES = (
+    *("messages", "add_generation_prompt", "continue_final_message", "tools", "documents"),
+    *("chat_template", "content_format"),
+)
 
 
 class TextCodec(Protocol):
@@ -29,6 +36,10 @@ class TextCodec(Protocol):
 
     @property
     def token_bytes(self) -> Sequence[bytes]: ...
+    @property
+    def bos_token(self) -> str: ...
+    @property
+    def eos_token(self) -> str: ...
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]: ...
     def visible_bytes(self, token_id: int, skip_special_tokens: bool = True) -> bytes: ...
 
@@ -45,27 +56,66 @@ class Detokenizer:
 
 
 class Frontend:
-    """Builds requests for one loaded engine. `seed` starts the generator of seeds for requests that bring none."""
+    """Builds requests for one loaded engine. `seed` starts the generator of seeds for requests that bring none.
 
-    def __init__(self, tokenizer: TextCodec, template: ChatTemplate | None, info: EngineInfo, seed: int) -> None:
+    content_format: how chat templates get a message's content, see ChatTemplate.render.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextCodec,
+        template: ChatTemplate | None,
+        info: EngineInfo,
+        seed: int,
+        content_format: str = "auto",
+    ) -> None:
         self.info = info
         self._tokenizer = tokenizer
         self._template = template
+        self._content_format = content_format
+        self._given_template = lru_cache(MAX_GIVEN_TEMPLATES)(self._read_template)
         self._seeds = random.Random(seed)
         self._longest_token = max(map(len, tokenizer.token_bytes))
         self._prompt_limit = min(info.max_prompt_tokens, info.max_model_len - 1)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
-        """Token ids of a prompt. Raises InvalidRequestError if it is longer than any prompt may be.
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt", keep: int | None = None
+    ) -> list[int]:
+        """Token ids of a prompt; with `keep`, the last so many of them.
 
-        Takes long for a long text: call it in a thread.
+        Raises InvalidRequestError if it is longer than any prompt may be. Takes long for a long text: call it in a
+        thread.
         """
         num_bytes = len(text.encode("utf-8", "replace"))
         at_least = num_bytes // self._longest_token
-        if at_least > self._prompt_limit:
+        if keep is None and at_least > self._prompt_limit:
             # Spares the work of tokenizing what can only be refused.
             self._refuse_length(f"at least {at_least:,}", param)
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=True)
+        if keep is not None and len(text) > MAX_TRUNCATED_CHARACTERS:
+            raise InvalidRequestError(
+                f"{param} has {len(text):,} characters, the limit with truncate_prompt_tokens is "
+                f"{MAX_TRUNCATED_CHARACTERS:,}: send its end only",
+                param,
+                "context_length_exceeded",
+            )
+        token_ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=True)
+        return token_ids if keep is None else token_ids[-keep:]
+
+    def num_kept(self, truncate_prompt_tokens: int | None, max_tokens: int | None) -> int | None:
+        """How many tokens of a prompt to keep, at most; -1 is what the model has room for beside `max_tokens`.
+
+        Raises InvalidRequestError.
+        """
+        keep = truncate_prompt_tokens
+        if keep == -1:
+            return max(1, min(self._prompt_limit, self.info.max_model_len - (max_tokens or 1)))
+        if keep is not None and not 1 <= keep <= self.info.max_model_len:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens is {keep:,}; it must be between 1 and {self.info.max_model_len:,}, the "
+                "model's length, or -1 for as many as fit",
+                "truncate_prompt_tokens",
+            )
+        return keep
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text that is no prompt, so of any length. Takes long for a long one: call it in a thread."""
@@ -86,12 +136,19 @@ class Frontend:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
     ) -> str:
-        """The prompt text of a conversation. Raises InvalidRequestError if the template refuses it or there is none."""
-        if self._template is None:
+        """The prompt text of a conversation, by the model's template or the one given as `chat_template`.
+
+        Somebody's own template may take seconds: call it in a thread. Raises InvalidRequestError if the template
+        refuses the conversation or there is none.
+        """
+        template = self._template if chat_template is None else self._given_template(chat_template)
+        if template is None:
             raise InvalidRequestError(
                 f"model {self.info.served_model_name!r} has no chat template: use completions with a plain prompt",
                 param="messages",
@@ -103,8 +160,14 @@ class Frontend:
                     f"chat_template_kwargs sets {name!r}, which the request itself sets: remove it",
                     param="chat_template_kwargs",
                 )
-        return self._template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, documents=documents, **variables
+        return template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            content_format=self._content_format,
+            tools=tools,
+            documents=documents,
+            **variables,
         )
 
     def build_request(
@@ -190,6 +253,15 @@ class Frontend:
         if token_id >= len(self._tokenizer.token_bytes):
             return b""
         return self._tokenizer.visible_bytes(token_id, skip_special_tokens)
+
+    def _read_template(self, source: str) -> ChatTemplate:
+        if len(source) > MAX_GIVEN_TEMPLATE_CHARACTERS:
+            raise InvalidRequestError(
+                f"chat_template has {len(source):,} characters, the limit is {MAX_GIVEN_TEMPLATE_CHARACTERS:,}: "
+                "shorten it, or start the server with --chat-template",
+                "chat_template",
+            )
+        return ChatTemplate(source, self._tokenizer.bos_token, self._tokenizer.eos_token)
 
     def _check_prompt(self, token_ids: list[int], param: str) -> None:
         if not token_ids:

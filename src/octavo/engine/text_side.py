@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.config import EngineConfig
-from octavo.core.errors import ModelFileError
+from octavo.core.errors import ConfigError, ModelFileError
 from octavo.engine.frontend import TextCodec
 from octavo.engine.generation_config import GenerationDefaults, load_generation_defaults
 from octavo.tokenizer.chat_template import ChatTemplate
@@ -43,6 +43,14 @@ def load_text_side(config: EngineConfig) -> TextSide:
             template = ChatTemplate.from_gguf(metadata, tokenizer)
         warnings = () if template is None else tuple(template.warnings())
         return TextSide(tokenizer, template, load_generation_defaults(config), warnings)
+
+
+def with_template(side: TextSide, source: str) -> TextSide:
+    """`side` with the chat template `source` instead of the model's own. Raises ConfigError if it is broken."""
+    template = ChatTemplate(source, side.tokenizer.bos_token, side.tokenizer.eos_token)
+    if broken := template.warnings():
+        raise ConfigError(f"--chat-template: {broken[0]}")
+    return replace(side, template=template)
 
 
 def load_vocabulary(config: EngineConfig, model: Checkpoint) -> Vocabulary:

@@ -9,9 +9,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from octavo.core.errors import ConfigError, shorten
+from octavo.engine.frontend import RESERVED_TEMPLATE_NAMES
 from octavo.server.parsers import AnswerParsers
+from octavo.tokenizer.chat_template import CONTENT_FORMATS
 
 METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 LOG_FORMATS = ("text", "json")
@@ -49,6 +53,11 @@ class ServerSettings:
     max_log_len: int | None = None  # characters of a prompt, and token ids of it, in the log; None: all
     docs: bool = True
     metrics_prefix: str = "octavo"  # vllm, for dashboards that are there already
+    chat_template: str | None = None  # its source, instead of the model's own
+    chat_template_content_format: str = "auto"
+    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    trust_request_chat_template: bool = False
+    response_role: str = "assistant"
     parsers: AnswerParsers = field(default_factory=AnswerParsers)
 
     def __post_init__(self) -> None:
@@ -73,6 +82,15 @@ class ServerSettings:
                 f"--metrics-prefix is {shorten(self.metrics_prefix)!r}; it must be letters, digits and underscores, no "
                 "digit first, like vllm"
             )
+        if self.chat_template_content_format not in CONTENT_FORMATS:
+            raise ConfigError(
+                f"--chat-template-content-format is {self.chat_template_content_format!r}; it must be one of "
+                f"{', '.join(CONTENT_FORMATS)}"
+            )
+        for name in set(RESERVED_TEMPLATE_NAMES) & set(self.default_chat_template_kwargs):
+            raise ConfigError(f"--default-chat-template-kwargs sets {name!r}, which each request sets: remove it")
+        if not self.response_role:
+            raise ConfigError("--response-role is empty: name a role, such as assistant")
         at_least("--h11-max-incomplete-event-size", self.max_header_bytes, 1024)
         at_least("--h11-max-header-count", self.max_headers, 8)
         at_least("--limit-concurrency", self.limit_concurrency, 1)
@@ -132,6 +150,18 @@ def read_api_keys(
         if environment.get(name):
             return _split_keys(environment[name].split(","), name)
     return ()
+
+
+def read_chat_template(value: str) -> str:
+    """The template in the file `value`, or `value` itself where it is a template. Raises ConfigError."""
+    if "{" in value:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--chat-template {shorten(value)} cannot be read ({error}): name a text file, or give the template itself"
+        ) from None
 
 
 def _split_keys(parts: Sequence[str], source: str) -> tuple[str, ...]:
