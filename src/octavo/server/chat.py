@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -13,9 +14,9 @@ from starlette.responses import Response
 from octavo.core.errors import InvalidRequestError
 from octavo.core.records import RequestOutput, TokenLogprobs
 from octavo.server.answer import Answer
-from octavo.server.conversation import read_messages, read_tools
+from octavo.server.conversation import read_messages, read_text, read_tools
 from octavo.server.generation import Generation, usage_of
-from octavo.server.logprobs import chat_logprobs
+from octavo.server.logprobs import TokenNames, chat_logprobs
 from octavo.server.protocol import ChatBody, read_body
 from octavo.server.replies import ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatReply
 from octavo.server.service import EventStream, Service, aborted_if_client_leaves, new_id, read_limited, sse_frame
@@ -39,9 +40,13 @@ async def start_chat(service: Service, body: ChatBody, reply_id: str, arrival_ti
     The caller aborts the generation if nobody reads it. Raises ApiError, InvalidRequestError, EngineDeadError.
     """
     service.check_model(body.model)
-    text = prompt_text(service, body)
+    if body.chat_template is None:
+        text = prompt_text(service, body)
+    else:  # nobody knows how long it takes
+        text = await asyncio.to_thread(prompt_text, service, body)
     answer = Answer(service.settings.parsers, body, text)
-    (token_ids,) = await service.encode([text], add_special_tokens=body.add_special_tokens, param="messages")
+    keep = service.frontend.num_kept(body.truncate_prompt_tokens, body.chosen_max_tokens)
+    (token_ids,) = await service.encode([text], add_special_tokens=body.add_special_tokens, param="messages", keep=keep)
     try:
         request = service.frontend.build_request(
             token_ids,
@@ -58,18 +63,27 @@ async def start_chat(service: Service, body: ChatBody, reply_id: str, arrival_ti
         if own_name == error.param:
             raise
         raise InvalidRequestError(str(error).replace(str(error.param), str(own_name)), own_name, error.code) from error
-    (generation,) = service.submit([request])
+    (generation,) = service.submit([request], body.labels)
     return answer, generation
 
 
 def prompt_text(service: Service, body: ChatBody) -> str:
     """What the chat template makes of the body's conversation. Raises InvalidRequestError."""
+    settings = service.settings
+    if body.chat_template is not None and not settings.trust_request_chat_template:
+        raise InvalidRequestError(
+            "chat_template needs a server started with --trust-request-chat-template: start it so, or with "
+            "--chat-template, or leave it out",
+            "chat_template",
+        )
     return service.frontend.render_chat(
         read_messages(body.messages),
-        add_generation_prompt=body.add_generation_prompt,
+        add_generation_prompt=body.begins_message,
+        continue_final_message=body.continue_final_message,
         tools=read_tools(body.tools) or None,
         documents=body.documents or None,
-        template_kwargs=body.template_variables,
+        template_kwargs={**settings.default_chat_template_kwargs, **body.template_variables},
+        chat_template=body.chat_template,
     )
 
 
@@ -83,6 +97,11 @@ class _Chat:
         self._generation = generation
         self._id = reply_id
         self._created = int(time.time())
+        # A message that is gone on with keeps its role, and with echo the reply has what it began with.
+        last = body.messages[-1]
+        self._role = service.settings.response_role if body.begins_message else last["role"]
+        self._echo = read_text(last) if body.echo and last["role"] == self._role else ""
+        self._names = TokenNames(service.frontend.token_bytes, as_ids=body.return_tokens_as_token_ids)
 
     async def reply(self) -> Response:
         token_ids: list[int] = []
@@ -92,8 +111,12 @@ class _Chat:
             token_ids += output.token_ids
             logprobs += output.logprobs or []
             last = output
+        message = self._answer.message()
+        message.role = self._role
+        if self._echo:
+            message.content = self._echo + (message.content or "")
         choice = ChatChoice(
-            message=self._answer.message(),
+            message=message,
             logprobs=self._logprobs(token_ids, logprobs),
             finish_reason=self._answer.finish_reason(last.finish_reason),
             stop_reason=last.stop_reason,
@@ -107,6 +130,7 @@ class _Chat:
             choices=[choice],
             usage=usage_of([self._generation]),
             prompt_token_ids=self._prompt_token_ids(),
+            prompt_logprobs=await self._generation.shown_prompt_logprobs(self._body.prompt_logprobs),
         )
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
@@ -115,9 +139,10 @@ class _Chat:
         async for text, output in self._generation.pieces():
             if first:
                 opening = self._chunk(
-                    [ChatChunkChoice(delta=ChatDelta(content="", role="assistant"), seed=self._seed())]
+                    [ChatChunkChoice(delta=ChatDelta(content=self._echo, role=self._role), seed=self._seed())]
                 )
                 opening.prompt_token_ids = self._prompt_token_ids()
+                opening.prompt_logprobs = await self._generation.shown_prompt_logprobs(self._body.prompt_logprobs)
                 yield _encode(opening)
                 first = False
             delta = self._answer.read(text, is_last=output.finish_reason is not None)
@@ -158,7 +183,7 @@ class _Chat:
     def _logprobs(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> ChatLogprobs | None:
         if not self._body.logprobs:
             return None
-        return chat_logprobs(token_ids, logprobs, self._service.frontend.token_bytes)
+        return chat_logprobs(token_ids, logprobs, self._names)
 
     def _prompt_token_ids(self) -> list[int] | msgspec.UnsetType:
         return self._generation.request.prompt_token_ids if self._body.return_token_ids else UNSET

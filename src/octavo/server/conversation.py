@@ -31,6 +31,12 @@ def read_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
 
 
+def read_text(message: dict[str, Any]) -> str:
+    """The text of a message that `read_messages` has found good."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
 def _read_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in CHAT_ROLES:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from octavo.core.errors import EngineDeadError
-from octavo.core.records import FinishReason, Request, RequestOutput
+from octavo.core.records import FinishReason, Request, RequestOutput, TokenLogprobs
 from octavo.engine.client import EngineClient
 from octavo.engine.frontend import Detokenizer
 from octavo.server.metrics import Metrics
@@ -24,6 +24,7 @@ class Generation:
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self._stream = client.generate(request, metrics.observer(request))
+        self.prompt_logprobs: list[TokenLogprobs] = []  # if asked for, whole before the first piece
 
     async def pieces(self) -> AsyncIterator[tuple[str, RequestOutput]]:
         """Each output with the text it adds, the last one with a finish reason that is not ERROR.
@@ -38,6 +39,9 @@ class Generation:
                     self.num_cached_tokens = output.num_cached_tokens
                 if output.finish_reason is FinishReason.ERROR:
                     raise EngineDeadError(output.error or "the engine failed on this request; its log says why")
+                self.prompt_logprobs += output.prompt_logprobs or []
+                if not output.token_ids and output.finish_reason is None:
+                    continue
                 yield detokenizer.feed(output), output
 
     @property

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Any
 
 from octavo.core.records import Request
 
@@ -54,17 +56,18 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def log_request(request: Request, prompt: str, max_len: int | None) -> None:
-    """What a client asked, prompt and all; `max_len` characters and token ids of it."""
+def log_request(request: Request, prompt: str, max_len: int | None, labels: Mapping[str, Any]) -> None:
+    """What a client asked, prompt and all; `max_len` characters and token ids of it, and what the client calls it."""
     token_ids = request.prompt_token_ids
     params = {field: getattr(request.params, field) for field in request.params.__struct_fields__}
     requests_logger.info(
-        "request %s: %d prompt tokens, prompt %r, token ids %s, %s",
+        "request %s: %d prompt tokens, prompt %r, token ids %s, %s%s",
         request.request_id,
         len(token_ids),
         prompt[:max_len],
         token_ids[:max_len],
         request.params,
+        f", {dict(labels)}" if labels else "",
         extra={
             "fields": {
                 "engine_request_id": request.request_id,
@@ -72,6 +75,7 @@ def log_request(request: Request, prompt: str, max_len: int | None) -> None:
                 "prompt": prompt[:max_len],
                 "prompt_token_ids": token_ids[:max_len],
                 "params": params,
+                **labels,
             }
         },
     )

@@ -16,17 +16,16 @@ import msgspec
 from msgspec import Struct
 
 from octavo.core.errors import InvalidRequestError, shorten
-from octavo.core.records import SamplingParams
+from octavo.core.records import MAX_STOP_STRINGS, RepetitionDetection, SamplingParams
 from octavo.engine.frontend import DEFAULT_MAX_TOKENS
 
 _Anything = object()  # as a harmless value: every value is harmless, for the field only concerns others we refuse
 
 # Fields of OpenAI's and vLLM's APIs -> the values that ask for nothing. For bodies that do not have the field.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
+    "cache_prompt": (True,),
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
@@ -38,38 +37,63 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_json": (),
     "guided_regex": (),
     "include_reasoning": (_Anything,),
+    "grammar": ("",),
+    "id_slot": (-1,),
+    "json_schema": (),
+    "kv_transfer_params": ({},),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "metadata": ({},),
+    "media_io_kwargs": ({},),
+    "mirostat": (0,),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
+    "moderation": (),
     "n": (1,),
+    "n_predict": (),
+    "n_probs": (0,),
     "parallel_tool_calls": (_Anything,),
     "prediction": (),
     "priority": (0,),
-    "prompt_cache_key": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "reasoning_effort": (),
-    "repetition_detection": (),
+    "repeat_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "return_tokens_as_token_ids": (False,),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "spaces_between_special_tokens": (True,),
+    "samplers": (),
     "store": (False,),
     "structured_outputs": ({},),
     "suffix": ("",),
-    "thinking_token_budget": (),
+    "thinking_budget_tokens": (),
+    "timings_per_token": (False,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
+    "typical_p": (1,),
     "use_beam_search": (False,),
-    "verbosity": (),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
     "web_search_options": (),
 }
+# What to do instead of sending a field, where it is not just to leave it out.
+INSTEAD = {
+    "best_of": "send several requests and keep the best",
+    "function_call": "send tool_choice",
+    "functions": "send tools",
+    "grammar": "send structured_outputs",
+    "json_schema": "send response_format",
+    "mirostat": "send min_p or top_p",
+    "n": "send the request that many times",
+    "n_predict": "send max_tokens",
+    "n_probs": "send logprobs",
+    "repeat_penalty": "send repetition_penalty",
+    "thinking_budget_tokens": "send thinking_token_budget",
+    "typical_p": "send min_p or top_p",
+}
+SERVICE_TIERS = ("auto", "default")
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-MAX_NAME_CHARACTERS = 256  # of request_id and cache_salt
+MAX_NAME_CHARACTERS = 256  # of request_id and cache_salt, and of names that a client has for itself
+MAX_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value: OpenAI's
+NAMES = {"cache_salt": 1, "request_id": 1, "user": 0, "safety_identifier": 0, "prompt_cache_key": 0}  # fewest
 MAX_PROMPTS = 1024  # in one completions request
 
 
@@ -80,7 +104,11 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class GenerationBody(Struct, kw_only=True):
-    """The fields that chat and completions share. `user` identifies somebody to the client's own bookkeeping only."""
+    """The fields that chat and completions share.
+
+    user, safety_identifier, metadata: the client's own bookkeeping, which only --enable-log-requests shows.
+    prompt_cache_key: would tell one of many engines that has the prompt cached; there is one.
+    """
 
     model: str | None = None
     temperature: float = 1.0
@@ -97,16 +125,31 @@ class GenerationBody(Struct, kw_only=True):
     ignore_eos: bool = False
     max_tokens: int | None = None
     min_tokens: int = 0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+    prompt_logprobs: int | None = None
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None
+    truncate_prompt_tokens: int | None = None
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True  # fast tokenizers, as all of ours are, never put any
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, str] = {}
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     return_seed: bool = False  # ours: each choice says the seed that repeats it
 
-    def sampling_params(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    def sampling_params(
+        self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    ) -> SamplingParams:
         return SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -123,6 +166,12 @@ class GenerationBody(Struct, kw_only=True):
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            logit_bias=self.logit_bias or None,
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            bad_words=tuple(self.bad_words),
+            repetition_detection=self.repetition_detection,
+            thinking_token_budget=self.thinking_token_budget,
             skip_special_tokens=self.skip_special_tokens,
         )
 
@@ -141,12 +190,46 @@ class GenerationBody(Struct, kw_only=True):
                 raise InvalidRequestError("stream_options needs stream=true: set it, or leave it out", "stream_options")
             if self.stream_options.include_obfuscation:
                 raise _unsupported("stream_options.include_obfuscation", True)
-        for name in ("cache_salt", "request_id"):
+        for name, least in NAMES.items():
             value = getattr(self, name)
-            if value is not None and not 0 < len(value) <= MAX_NAME_CHARACTERS:
+            if value is not None and not least <= len(value) <= MAX_NAME_CHARACTERS:
                 raise InvalidRequestError(
-                    f"{name} has {len(value)} characters; it must have 1 to {MAX_NAME_CHARACTERS}, or be left out", name
+                    f"{name} has {len(value)} characters; it must have {least} to {MAX_NAME_CHARACTERS}, or be left "
+                    "out",
+                    name,
                 )
+        _check_metadata(self.metadata)
+        if self.service_tier is not None and self.service_tier not in SERVICE_TIERS:
+            raise InvalidRequestError(
+                f"service_tier is {shorten(repr(self.service_tier))}; there is one here: send "
+                f"{' or '.join(SERVICE_TIERS)}, or leave it out",
+                "service_tier",
+            )
+        if not isinstance(self.stop, str) and len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(
+                f"stop has {len(self.stop):,} strings, the limit is {MAX_STOP_STRINGS}: send fewer",
+                "stop",
+                "array_above_max_length",
+            )
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What the client calls the request, for the log that has its prompt too."""
+        named = {"user": self.user, "safety_identifier": self.safety_identifier, "metadata": self.metadata}
+        return {name: value for name, value in named.items() if value}
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    pairs, of_key, of_value = MAX_METADATA
+    if len(metadata) > pairs:
+        raise InvalidRequestError(f"metadata has {len(metadata):,} pairs, the limit is {pairs}: send fewer", "metadata")
+    for key, value in metadata.items():
+        if len(key) > of_key or len(value) > of_value:
+            raise InvalidRequestError(
+                f"metadata has a key of {len(key):,} and a value of {len(value):,} characters, the limits are {of_key} "
+                f"and {of_value}: shorten {shorten(key)!r}",
+                "metadata",
+            )
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -154,8 +237,11 @@ class ChatBody(GenerationBody, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    add_generation_prompt: bool = True
+    echo: bool = False
+    add_generation_prompt: bool | None = None  # None: unless continue_final_message
+    continue_final_message: bool = False
     add_special_tokens: bool = False  # a chat template writes its own
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     documents: list[dict[str, Any]] = []
     enable_thinking: bool | None = None
@@ -167,7 +253,7 @@ class ChatBody(GenerationBody, kw_only=True):
 
     def check(self) -> None:
         GenerationBody.check(self)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs=true: set it, or leave it out", "top_logprobs")
         if not self.messages:
             raise InvalidRequestError("messages is empty: send at least one", "messages")
@@ -176,6 +262,12 @@ class ChatBody(GenerationBody, kw_only=True):
                 f"reasoning_effort is {shorten(repr(self.reasoning_effort))}; it must be one of "
                 f"{', '.join(REASONING_EFFORTS)}",
                 "reasoning_effort",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message goes on with the last message and add_generation_prompt begins a new one: "
+                "send one of them",
+                "continue_final_message",
             )
         self._check_tool_choice()
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
@@ -200,6 +292,11 @@ class ChatBody(GenerationBody, kw_only=True):
         )
 
     @property
+    def begins_message(self) -> bool:
+        """Whether the model begins a message, rather than going on with what the messages are."""
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+
+    @property
     def may_call_tools(self) -> bool:
         return bool(self.tools) and self.tool_choice in (None, "auto")
 
@@ -219,7 +316,11 @@ class ChatBody(GenerationBody, kw_only=True):
 
     def params(self, default_max_tokens: int | None = None) -> SamplingParams:
         max_tokens = default_max_tokens if self.chosen_max_tokens is None else self.chosen_max_tokens
-        return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+        return self.sampling_params(
+            max_tokens=max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
     @property
     def chosen_max_tokens(self) -> int | None:
@@ -237,17 +338,36 @@ class ChatBody(GenerationBody, kw_only=True):
 class CompletionBody(GenerationBody, kw_only=True):
     prompt: str | list[Any]
     logprobs: int | None = None
+    echo: bool = False
     add_special_tokens: bool = True
+
+    def check(self) -> None:
+        GenerationBody.check(self)
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequestError(
+                "max_tokens is 0, which says nothing without echo=true: ask for at least 1", "max_tokens"
+            )
+
+    @property
+    def only_echoes(self) -> bool:
+        return self.max_tokens == 0
 
     def params(self, default_max_tokens: int | None = None) -> SamplingParams:
         default = DEFAULT_MAX_TOKENS if default_max_tokens is None else default_max_tokens
         max_tokens = default if self.max_tokens is None else self.max_tokens
+        if self.only_echoes:
+            max_tokens = 1  # the engine makes one at least, which nobody sees
         if self.max_tokens is None and self.min_tokens > max_tokens:
             raise InvalidRequestError(
                 f"min_tokens is {self.min_tokens}, more than the default of max_tokens ({max_tokens}): set max_tokens",
                 "min_tokens",
             )
-        return self.sampling_params(max_tokens=max_tokens, logprobs=self.logprobs)
+        of_prompt = [k for k in (self.prompt_logprobs, self.logprobs if self.echo else None) if k is not None]
+        return self.sampling_params(
+            max_tokens=max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=-1 if -1 in of_prompt else max(of_prompt, default=None),
+        )
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each text or token ids. Raises InvalidRequestError."""
@@ -296,7 +416,7 @@ def read_body(raw: bytes, body_class: type[Body], defaults: Mapping[str, Any] = 
         elif not _is_harmless(value, UNSUPPORTED[name]):
             raise _unsupported(name, value)
     try:
-        body = msgspec.convert(wanted, body_class)
+        body = msgspec.convert(wanted, body_class, str_keys=True)
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from None
     body.check()
@@ -315,8 +435,9 @@ def _is_harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
 
 
 def _unsupported(name: str, value: Any) -> InvalidRequestError:
+    remedy = INSTEAD.get(name, f"leave {name} out")
     return InvalidRequestError(
-        f"{name}={shorten(repr(value))} is not supported yet: leave {name} out", name, "unsupported_parameter"
+        f"{name}={shorten(repr(value))} is not supported: {remedy}", name, "unsupported_parameter"
     )
 
 
@@ -331,8 +452,8 @@ def _wrong_type(text: str) -> InvalidRequestError:
     """msgspec's complaint with its JSON path made the `param`."""
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", text):
         return InvalidRequestError(f"{missing[1]} is missing: it is required", missing[1], "missing_required_parameter")
-    complaint, _, path = text.partition(" - at `$.")
-    param = path.rstrip("`") or None
+    complaint, _, path = text.replace("`key` in ", "").partition(" - at `$.")
+    param = path.rstrip("`").removesuffix("[...]") or None  # of keys and values of an object, the object is named
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", complaint):
         return InvalidRequestError(
             f"{param} has no field {shorten(unknown[1])!r}: remove it", param, "unknown_parameter"

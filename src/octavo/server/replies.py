@@ -61,6 +61,15 @@ class ChatChoice(Struct, kw_only=True):
     seed: int | UnsetType = UNSET
 
 
+class PromptLogprob(Struct):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]  # of each token by token id; of the first there are none
+
+
 class ChatReply(Struct, kw_only=True):
     id: str
     object: str = "chat.completion"
@@ -69,6 +78,7 @@ class ChatReply(Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CallFunctionDelta(Struct):
@@ -111,13 +121,14 @@ class ChatChunk(Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(Struct, kw_only=True):
@@ -130,6 +141,7 @@ class CompletionChoice(Struct, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     seed: int | UnsetType = UNSET
 
 

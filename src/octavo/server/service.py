@@ -73,29 +73,32 @@ class Service:
             )
 
     async def encode(
-        self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool, param: str
+        self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool, param: str, keep: int | None = None
     ) -> list[list[int]]:
-        """Token ids of each prompt, by `Frontend.encode` where it is text; the event loop stays free meanwhile."""
+        """Token ids of each prompt, by `Frontend.encode` where it is text; the event loop stays free meanwhile.
+
+        keep: the last so many of them; None: all.
+        """
+
+        def ids_of(prompt: str | list[int]) -> list[int]:
+            if isinstance(prompt, str):
+                return self.frontend.encode(prompt, add_special_tokens=add_special_tokens, param=param, keep=keep)
+            return prompt if keep is None else prompt[-keep:]
 
         def encode_all() -> list[list[int]]:
-            return [
-                self.frontend.encode(prompt, add_special_tokens=add_special_tokens, param=param)
-                if isinstance(prompt, str)
-                else prompt
-                for prompt in prompts
-            ]
+            return [ids_of(prompt) for prompt in prompts]
 
         num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         return encode_all() if num_characters <= THREAD_CHARACTERS else await asyncio.to_thread(encode_all)
 
-    def submit(self, requests: Sequence[Request]) -> list[Generation]:
-        """All of `requests` submitted, or none. Raises what `EngineClient.generate` raises."""
+    def submit(self, requests: Sequence[Request], labels: Mapping[str, Any] | None = None) -> list[Generation]:
+        """All of `requests` submitted, or none. `labels` are for the log. Raises what `EngineClient.generate` raises."""
         generations: list[Generation] = []
         try:
             for request in requests:
                 if self.settings.log_requests:
                     prompt = self.frontend.detokenize(request.prompt_token_ids)
-                    log_request(request, prompt, self.settings.max_log_len)
+                    log_request(request, prompt, self.settings.max_log_len, labels or {})
                 generations.append(Generation(self.client, self.metrics, request))
         except Exception:
             for generation in generations:
