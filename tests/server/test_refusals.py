@@ -115,7 +115,48 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(request_id="x" * 257), 400, "request_id"),
     (CHAT, chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs"),
     (CHAT, chat(n=2), 400, "n"),
-    (CHAT, chat(logit_bias={"5": 1}), 400, "logit_bias"),
+    (CHAT, chat(logit_bias={"five": 1}), 400, "logit_bias"),
+    (CHAT, chat(logit_bias={"5": "much"}), 400, "logit_bias"),
+    (CHAT, chat(logit_bias={"-1": 1}), 400, "logit_bias"),
+    (CHAT, chat(logit_bias={"257": 1}), 400, "logit_bias"),
+    (CHAT, chat(logit_bias={"9" * 30: 1}), 400, "logit_bias"),
+    (CHAT, chat(logit_bias=[5]), 400, "logit_bias"),
+    (CHAT, chat(logit_bias={str(i): 1 for i in range(1025)}), 400, "logit_bias"),
+    (CHAT, chat(allowed_token_ids=[]), 400, "allowed_token_ids"),
+    (CHAT, chat(allowed_token_ids=[257]), 400, "allowed_token_ids"),
+    (CHAT, chat(allowed_token_ids=["a"]), 400, "allowed_token_ids[0]"),
+    (CHAT, chat(bad_words=[""]), 400, "bad_words"),
+    (CHAT, chat(bad_words="x"), 400, "bad_words"),
+    (CHAT, chat(bad_words=["x"] * 1000), 400, "bad_words"),
+    (CHAT, chat(repetition_detection={"max_pattern_size": -1}), 400, "repetition_detection"),
+    (CHAT, chat(repetition_detection={"max_size": 1}), 400, "repetition_detection"),
+    (CHAT, chat(thinking_token_budget=-1), 400, "thinking_token_budget"),
+    (CHAT, chat(truncate_prompt_tokens=0), 400, "truncate_prompt_tokens"),
+    (CHAT, chat(truncate_prompt_tokens="all"), 400, "truncate_prompt_tokens"),
+    (CHAT, chat(logprobs=True, top_logprobs=-2), 400, "top_logprobs"),
+    (CHAT, chat(user="x" * 257), 400, "user"),
+    (CHAT, chat(safety_identifier="x" * 257), 400, "safety_identifier"),
+    (CHAT, chat(prompt_cache_key="x" * 257), 400, "prompt_cache_key"),
+    (CHAT, chat(metadata={"a": 5}), 400, "metadata"),
+    (CHAT, chat(metadata={"a": "x" * 513}), 400, "metadata"),
+    (CHAT, chat(metadata={"a" * 65: "x"}), 400, "metadata"),
+    (CHAT, chat(metadata={str(i): "x" for i in range(17)}), 400, "metadata"),
+    (CHAT, chat(service_tier="flex"), 400, "service_tier"),
+    (CHAT, chat(store=True), 400, "store"),
+    (CHAT, chat(verbosity="low"), 400, "verbosity"),
+    (CHAT, chat(functions=[{"name": "f"}]), 400, "functions"),
+    (CHAT, chat(function_call={"name": "f"}), 400, "function_call"),
+    (CHAT, chat(chat_template="x"), 400, "chat_template"),
+    (CHAT, chat(chat_template_kwargs={"chat_template": "x"}), 400, "chat_template_kwargs"),
+    (CHAT, chat(continue_final_message=True, add_generation_prompt=True), 400, "continue_final_message"),
+    (CHAT, chat(messages=[{"role": "user", "content": [{"type": "text"}]}]), 400, "messages[0].content[0].text"),
+    (
+        CHAT,
+        chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x", "file": 1}]}]),
+        400,
+        "messages[0].content[0].file",
+    ),
+    (CHAT, chat(messages=[{"role": "user", "content": [{"type": ["text"]}]}]), 400, "messages[0].content[0].type"),
     (CHAT, chat(tools=[{"type": "function"}]), 400, "tools[0].function"),
     (CHAT, chat(tools=["f"]), 400, "tools[0]"),
     (CHAT, chat(tools=[{"type": "web_search"}]), 400, "tools[0].type"),
@@ -147,7 +188,8 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(response_format={"type": "json_object"}), 400, "response_format"),
     (CHAT, chat(structured_outputs={"regex": "a"}), 400, "structured_outputs"),
     (CHAT, chat(priority=1), 400, "priority"),
-    (CHAT, chat(echo=True), 400, "echo"),
+    (CHAT, chat(echo="yes"), 400, "echo"),
+    (CHAT, chat(repeat_penalty=1.1), 400, "repeat_penalty"),
     (CHAT, chat(temprature=1), 400, "temprature"),
     (CHAT, chat(prompt="x"), 400, "prompt"),
     (CHAT, chat(**{"k" * 10_000: 1}), 400, "k" * 57 + "..."),
@@ -175,6 +217,8 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, completion(logprobs=21), 400, "logprobs"),
     (COMPLETIONS, completion(logprobs=True), 400, "logprobs"),
     (COMPLETIONS, completion(best_of=2), 400, "best_of"),
+    (COMPLETIONS, completion(max_tokens=0), 400, "max_tokens"),
+    (COMPLETIONS, completion(continue_final_message=True), 400, "continue_final_message"),
     (COMPLETIONS, completion(n=True), 400, "n"),
     (COMPLETIONS, completion(suffix="end"), 400, "suffix"),
     (COMPLETIONS, completion(messages=USER), 400, "messages"),
@@ -217,6 +261,8 @@ def test_unsupported_fields_with_values_that_ask_for_nothing_are_welcome(quick_s
     harmless = {
         "n": 1,
         "logit_bias": {},
+        "cache_prompt": True,
+        "repeat_penalty": 1,
         "best_of": 1,
         "echo": False,
         "tools": None,
@@ -229,6 +275,14 @@ def test_unsupported_fields_with_values_that_ask_for_nothing_are_welcome(quick_s
         "user": "somebody",
     }
     assert httpx.post(quick_server.url + COMPLETIONS, json=completion(**harmless)).status_code == 200
+
+
+def test_a_field_of_another_server_is_refused_with_the_name_that_it_has_here(quick_server: ServerProcess) -> None:
+    error = httpx.post(quick_server.url + CHAT, json=chat(repeat_penalty=1.1)).json()["error"]
+    assert error["message"] == "repeat_penalty=1.1 is not supported: send repetition_penalty"
+    assert error["code"] == "unsupported_parameter"
+    many = httpx.post(quick_server.url + CHAT, json=chat(stop=["x"] * 17)).json()["error"]
+    assert many["code"] == "array_above_max_length"
 
 
 def test_a_misspelt_field_of_many_megabytes_is_refused_at_once(quick_server: ServerProcess) -> None:

@@ -38,7 +38,7 @@ class FinishReason(enum.StrEnum):
     REPETITION = "repetition"  # the end of the output repeats itself, as repetition_detection says
 
 
-class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True):
+class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ends an output whose last tokens are one pattern, `min_count` times in a row.
 
     max_pattern_size: tokens of the longest pattern, at most 256; 0 is off. min_pattern_size: of the shortest; 0 means
@@ -357,6 +357,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     request_id: str
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids, if asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None  # if asked for: of the prompt's next tokens, from its second on
     text: bytes = b""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS

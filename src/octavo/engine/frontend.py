@@ -160,15 +160,20 @@ class Frontend:
                     f"chat_template_kwargs sets {name!r}, which the request itself sets: remove it",
                     param="chat_template_kwargs",
                 )
-        return template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            content_format=self._content_format,
-            tools=tools,
-            documents=documents,
-            **variables,
-        )
+        try:
+            return template.render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                content_format=self._content_format,
+                tools=tools,
+                documents=documents,
+                **variables,
+            )
+        except InvalidRequestError as error:
+            if chat_template is not None and error.param == "messages":
+                raise InvalidRequestError(str(error), "chat_template", error.code) from error
+            raise
 
     def build_request(
         self,

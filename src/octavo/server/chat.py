@@ -16,9 +16,17 @@ from octavo.core.records import RequestOutput, TokenLogprobs
 from octavo.server.answer import Answer
 from octavo.server.conversation import read_messages, read_text, read_tools
 from octavo.server.generation import Generation, usage_of
-from octavo.server.logprobs import TokenNames, chat_logprobs
+from octavo.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from octavo.server.protocol import ChatBody, read_body
-from octavo.server.replies import ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatReply
+from octavo.server.replies import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatReply,
+    PromptLogprobs,
+)
 from octavo.server.service import EventStream, Service, aborted_if_client_leaves, new_id, read_limited, sse_frame
 
 
@@ -130,7 +138,7 @@ class _Chat:
             choices=[choice],
             usage=usage_of([self._generation]),
             prompt_token_ids=self._prompt_token_ids(),
-            prompt_logprobs=await self._generation.shown_prompt_logprobs(self._body.prompt_logprobs),
+            prompt_logprobs=await self._prompt_logprobs(),
         )
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
@@ -142,7 +150,7 @@ class _Chat:
                     [ChatChunkChoice(delta=ChatDelta(content=self._echo, role=self._role), seed=self._seed())]
                 )
                 opening.prompt_token_ids = self._prompt_token_ids()
-                opening.prompt_logprobs = await self._generation.shown_prompt_logprobs(self._body.prompt_logprobs)
+                opening.prompt_logprobs = await self._prompt_logprobs()
                 yield _encode(opening)
                 first = False
             delta = self._answer.read(text, is_last=output.finish_reason is not None)
@@ -184,6 +192,9 @@ class _Chat:
         if not self._body.logprobs:
             return None
         return chat_logprobs(token_ids, logprobs, self._names)
+
+    async def _prompt_logprobs(self) -> PromptLogprobs | msgspec.UnsetType:
+        return await prompt_logprobs(self._generation, self._body.prompt_logprobs, self._service.frontend.token_bytes)
 
     def _prompt_token_ids(self) -> list[int] | msgspec.UnsetType:
         return self._generation.request.prompt_token_ids if self._body.return_token_ids else UNSET

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.core.records import TokenLogprobs
+from octavo.core.records import FinishReason, RequestOutput
 from octavo.server.generation import Generation, usage_of
-from octavo.server.logprobs import completion_logprobs
+from octavo.server.logprobs import (
+    PlacedToken,
+    TokenNames,
+    TokenPlacer,
+    completion_logprobs,
+    placed_prompt,
+    prompt_logprobs,
+)
 from octavo.server.protocol import CompletionBody, read_body
-from octavo.server.replies import CompletionChoice, CompletionLogprobs, CompletionReply
+from octavo.server.replies import CompletionChoice, CompletionReply, Usage
 from octavo.server.service import (
     EventStream,
     Service,
@@ -33,7 +40,9 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     service.check_model(body.model)
     params = body.params(service.default_max_tokens)
     reply_id = new_id("cmpl", body.request_id)
-    prompts = await service.encode(body.prompts(), add_special_tokens=body.add_special_tokens, param="prompt")
+    prompts = body.prompts()
+    keep = service.frontend.num_kept(body.truncate_prompt_tokens, params.max_tokens)
+    token_lists = await service.encode(prompts, add_special_tokens=body.add_special_tokens, param="prompt", keep=keep)
     requests = [
         service.frontend.build_request(
             token_ids,
@@ -43,105 +52,156 @@ async def completions(service: Service, http: HttpRequest) -> Response:
             cache_salt=body.cache_salt,
             clamp_max_tokens=body.max_tokens is None,
         )
-        for token_ids in prompts
+        for token_ids in token_lists
     ]
-    generations = service.submit(requests)
-    run = _Completions(service, body, generations, reply_id)
+    generations = service.submit(requests, body.labels)
+    answers = [
+        _Continuation(service, body, index, generation, _echoed(service, body, prompt, generation, keep))
+        for index, (prompt, generation) in enumerate(zip(prompts, generations, strict=True))
+    ]
+    run = _Completions(service, body, answers, generations, reply_id)
     if body.stream:
         return EventStream(run.frames(), generations)
     async with aborted_if_client_leaves(http.receive, generations):
         return await run.reply()
 
 
+def _echoed(
+    service: Service, body: CompletionBody, prompt: str | list[int], generation: Generation, keep: int | None
+) -> str:
+    """What the reply repeats of a prompt, which is what the model has seen of it."""
+    if not body.echo:
+        return ""
+    token_ids = generation.request.prompt_token_ids
+    if isinstance(prompt, str) and (keep is None or len(token_ids) < keep):
+        return prompt
+    return service.frontend.detokenize(token_ids)
+
+
+class _Continuation:
+    """One prompt of a request being continued."""
+
+    def __init__(self, service: Service, body: CompletionBody, index: int, generation: Generation, echoed: str) -> None:
+        self._service = service
+        self._body = body
+        self._index = index
+        self._generation = generation
+        self._echoed = echoed
+        frontend = service.frontend
+        self._names = TokenNames(frontend.token_bytes, as_ids=body.return_tokens_as_token_ids)
+        self._wants_tokens = body.logprobs is not None or body.return_token_ids
+        self._placer = TokenPlacer(
+            lambda token_id: frontend.visible_bytes(token_id, body.skip_special_tokens), start=len(echoed)
+        )
+        self._is_first = True
+
+    async def choice(self) -> CompletionChoice:
+        """The whole of it."""
+        texts: list[str] = []
+        tokens: list[PlacedToken] = []
+        async for text, output in self._generation.pieces():
+            placed, new_text = self._news(text, output)
+            texts.append(new_text)
+            tokens += placed
+            last = output
+        return await self._choice("".join(texts), tokens, last)
+
+    async def choices(self) -> AsyncIterator[CompletionChoice]:
+        """The pieces of it that are worth a chunk."""
+        async for text, output in self._generation.pieces():
+            tokens, text = self._news(text, output)
+            if text or tokens or (self._is_first and self._echoed) or output.finish_reason is not None:
+                yield await self._choice(text, tokens, output)
+
+    @property
+    def generation(self) -> Generation:
+        return self._generation
+
+    def _news(self, text: str, output: RequestOutput) -> tuple[list[PlacedToken], str]:
+        """The tokens to tell of, if any are, and the text. Of an answer that only echoes, nothing."""
+        if self._body.only_echoes:
+            return [], ""
+        if not self._wants_tokens:
+            return [], text
+        is_last = output.finish_reason is not None
+        return self._placer.feed(output.token_ids, output.logprobs, text, is_last=is_last), text
+
+    async def _choice(self, text: str, tokens: Sequence[PlacedToken], output: RequestOutput) -> CompletionChoice:
+        """A choice that says `text`; the first one says what is said once, too."""
+        body, generation = self._body, self._generation
+        choice = CompletionChoice(
+            index=self._index, text=text, finish_reason=output.finish_reason, stop_reason=output.stop_reason
+        )
+        if body.only_echoes and output.finish_reason is not None:
+            choice.finish_reason, choice.stop_reason = FinishReason.LENGTH, None
+        if body.return_token_ids:
+            choice.token_ids = [token.token_id for token in tokens]
+        if self._is_first:
+            self._is_first = False
+            token_ids = generation.request.prompt_token_ids
+            token_bytes = self._service.frontend.token_bytes
+            choice.text = self._echoed + text
+            if body.echo and body.logprobs is not None:
+                of_prompt = placed_prompt(self._echoed, token_ids, generation.prompt_logprobs, token_bytes)
+                tokens = [*of_prompt, *tokens]
+            choice.prompt_logprobs = await prompt_logprobs(generation, body.prompt_logprobs, token_bytes)
+            choice.prompt_token_ids = token_ids if body.return_token_ids else UNSET
+            choice.seed = generation.seed if body.return_seed else UNSET
+        if body.logprobs is not None:
+            choice.logprobs = completion_logprobs(tokens, self._names, body.logprobs)
+        return choice
+
+
 class _Completions:
     """The prompts of one request being continued."""
 
-    def __init__(self, service: Service, body: CompletionBody, generations: list[Generation], reply_id: str) -> None:
+    def __init__(
+        self,
+        service: Service,
+        body: CompletionBody,
+        answers: list[_Continuation],
+        generations: list[Generation],
+        reply_id: str,
+    ) -> None:
         self._service = service
         self._body = body
+        self._answers = answers
         self._generations = generations
         self._id = reply_id
         self._created = int(time.time())
 
     async def reply(self) -> Response:
         # All at once, so that each output is timed when it comes.
-        choices = await asyncio.gather(*(self._choice(i, g) for i, g in enumerate(self._generations)))
+        choices = await asyncio.gather(*(answer.choice() for answer in self._answers))
         reply = self._reply(choices)
-        reply.usage = usage_of(self._generations)
+        reply.usage = self._usage(self._generations)
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
     async def frames(self) -> AsyncIterator[bytes]:
-        async for frame in merged([self._chunks(i, g) for i, g in enumerate(self._generations)]):
+        async for frame in merged([self._chunks(answer) for answer in self._answers]):
             yield frame
         if self._body.usage_at_end:
             closing = self._reply([])
-            closing.usage = usage_of(self._generations)
+            closing.usage = self._usage(self._generations)
             yield _encode(closing)
 
-    async def _choice(self, index: int, generation: Generation) -> CompletionChoice:
-        texts: list[str] = []
-        token_ids: list[int] = []
-        logprobs: list[TokenLogprobs] = []
-        async for text, output in generation.pieces():
-            texts.append(text)
-            token_ids += output.token_ids
-            logprobs += output.logprobs or []
-            last = output
-        choice = CompletionChoice(
-            index=index,
-            text="".join(texts),
-            logprobs=self._logprobs(token_ids, logprobs, 0)[0],
-            finish_reason=last.finish_reason,
-            stop_reason=last.stop_reason,
-            seed=generation.seed if self._body.return_seed else UNSET,
-        )
-        if self._body.return_token_ids:
-            choice.token_ids = token_ids
-            choice.prompt_token_ids = generation.request.prompt_token_ids
-        return choice
-
-    async def _chunks(self, index: int, generation: Generation) -> AsyncIterator[bytes]:
-        body = self._body
-        offset = 0
-        prompt_token_ids = generation.request.prompt_token_ids if body.return_token_ids else UNSET
-        seed = generation.seed if body.return_seed else UNSET
-        async for text, output in generation.pieces():
-            wants_tokens = bool(output.token_ids) and (body.logprobs is not None or body.return_token_ids)
-            if not (text or output.finish_reason is not None or wants_tokens):
-                continue
-            logprobs, offset = self._logprobs(output.token_ids, output.logprobs or [], offset)
-            choice = CompletionChoice(
-                index=index,
-                text=text,
-                logprobs=logprobs,
-                finish_reason=output.finish_reason,
-                stop_reason=output.stop_reason,
-                token_ids=output.token_ids if body.return_token_ids else UNSET,
-                prompt_token_ids=prompt_token_ids,
-                seed=seed,
-            )
-            prompt_token_ids = seed = UNSET  # with the first chunk only
+    async def _chunks(self, answer: _Continuation) -> AsyncIterator[bytes]:
+        async for choice in answer.choices():
             chunk = self._reply([choice])
-            if body.usage_in_chunks:
-                chunk.usage = usage_of([generation])
-            elif body.usage_at_end:
+            if self._body.usage_in_chunks:
+                chunk.usage = self._usage([answer.generation])
+            elif self._body.usage_at_end:
                 chunk.usage = None
             yield _encode(chunk)
 
+    def _usage(self, generations: list[Generation]) -> Usage:
+        usage = usage_of(generations)
+        if self._body.only_echoes:
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return usage
+
     def _reply(self, choices: list[CompletionChoice]) -> CompletionReply:
         return CompletionReply(id=self._id, created=self._created, model=self._service.model_name, choices=choices)
-
-    def _logprobs(
-        self, token_ids: list[int], logprobs: list[TokenLogprobs], offset: int
-    ) -> tuple[CompletionLogprobs | None, int]:
-        if self._body.logprobs is None:
-            return None, offset
-        frontend, skip_special = self._service.frontend, self._body.skip_special_tokens
-
-        def visible_bytes(token_id: int) -> bytes:
-            return frontend.visible_bytes(token_id, skip_special)
-
-        return completion_logprobs(token_ids, logprobs, frontend.token_bytes, visible_bytes, offset)
 
 
 def _encode(chunk: CompletionReply) -> bytes:

@@ -1,7 +1,7 @@
 """Messages and tools of a chat request, checked and brought into the shape that chat templates read.
 
-Templates are transformers' convention: a content is text, "developer" is "system", a field that says nothing is left
-out. Arguments of a call that are no JSON, as a model may have written them, are passed on.
+Templates are transformers' convention: a content is text or a list of text parts, "developer" is "system", a field
+that says nothing is left out. Arguments of a call that are no JSON, as a model may have written them, are passed on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ _FIELDS_OF_ROLE = {
     "tool": (*_FIELDS, "tool_call_id"),
 }
 _CALL_FIELDS = ("id", "type", "function", "index")  # an index is left over from a stream
+_TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # types of parts -> the field with their text
+_SENSES = ("image_url", "input_audio", "audio_url", "video_url", "image", "audio", "video", "file")
 _NOTHING: tuple[Any, ...] = (None, [], {}, "")
 
 
@@ -34,7 +36,7 @@ def read_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def read_text(message: dict[str, Any]) -> str:
     """The text of a message that `read_messages` has found good."""
     content = message.get("content") or ""
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "\n".join(part[_TEXT_PARTS[part["type"]]] for part in content)
 
 
 def _read_message(message: dict[str, Any], where: str) -> dict[str, Any]:
@@ -63,9 +65,9 @@ def _read_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     return plain
 
 
-def _read_content(content: Any, where: str) -> str:
+def _read_content(content: Any, where: str) -> str | list[dict[str, Any]]:
     if isinstance(content, list):
-        return "\n".join(_read_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+        return [{"type": "text", "text": _read_part(part, f"{where}[{i}]")} for i, part in enumerate(content)]
     if not isinstance(content, str):
         raise InvalidRequestError(f"{where} must be text or a list of text parts", where)
     return content
@@ -74,12 +76,17 @@ def _read_content(content: Any, where: str) -> str:
 def _read_part(part: Any, where: str) -> str:
     if not isinstance(part, dict) or "type" not in part:
         raise InvalidRequestError(f"{where} must be an object with a type", where)
-    if part["type"] != "text":
-        kind = shorten(repr(part["type"]))
-        raise InvalidRequestError(f"{where}.type is {kind}; only 'text' is supported", f"{where}.type")
-    text = part.get("text")
-    if not isinstance(text, str) or len(part) != 2:
-        raise InvalidRequestError(f"{where} must have exactly a type and a text", where)
+    kind = part["type"]
+    name = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if name is None:
+        why = ": this model has no eyes or ears" if kind in _SENSES else ""
+        raise InvalidRequestError(
+            f"{where}.type is {shorten(repr(kind))}; only 'text' is supported{why}", f"{where}.type"
+        )
+    _refuse_others(part, ("type", name), where)
+    text = part.get(name)
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{where}.{name} must be text", f"{where}.{name}")
     return text
 
 

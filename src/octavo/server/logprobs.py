@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from msgspec import UNSET, UnsetType
+
 from octavo.core.records import TokenLogprobs
+from octavo.server.generation import Generation
 from octavo.server.replies import (
     ChatLogprobs,
     ChatTokenLogprob,
@@ -17,6 +21,7 @@ from octavo.server.replies import (
     TokenLogprob,
 )
 
+THREAD_NUMBERS = 4096  # more than these are made ready in a thread: some milliseconds
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's API uses the same floor
 
 TokenBytes = Callable[[int], bytes]
@@ -93,10 +98,24 @@ def completion_logprobs(tokens: Sequence[PlacedToken], names: TokenNames, num_to
     return result
 
 
-def prompt_logprobs(
+async def prompt_logprobs(
+    generation: Generation, num_top: int | None, token_bytes: TokenBytes
+) -> PromptLogprobs | UnsetType:
+    """For each token of the prompt its numbers and those of the best `num_top` (-1: all), once they are there.
+
+    None: they were not asked for.
+    """
+    if num_top is None:
+        return UNSET
+    token_ids, logprobs = generation.request.prompt_token_ids, generation.prompt_logprobs
+    numbers = (token_ids, logprobs, num_top, token_bytes)
+    is_large = len(token_ids) * (1 + abs(num_top)) > THREAD_NUMBERS
+    return await asyncio.to_thread(_prompt_logprobs, *numbers) if is_large else _prompt_logprobs(*numbers)
+
+
+def _prompt_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int, token_bytes: TokenBytes
 ) -> PromptLogprobs:
-    """vLLM's shape: for each token of a prompt its numbers and those of the best `num_top` (-1: all), by token id."""
     shown: PromptLogprobs = [None]
     for token_id, entry in zip(token_ids[1:], logprobs, strict=True):
         count = len(entry.top_ids) if num_top < 0 else num_top
@@ -119,7 +138,8 @@ def placed_prompt(
     data = text.encode("utf-8", "replace")
     count, at = _CharacterCount(), 0
     placed = []
-    for token_id, entry in zip(token_ids, [None, *logprobs], strict=True):
+    entries: Sequence[TokenLogprobs | None] = (None, *logprobs)
+    for token_id, entry in zip(token_ids, entries, strict=True):
         placed.append(PlacedToken(token_id, entry, count.begun))
         raw = token_bytes(token_id)
         # Some tokenizers put a space before a text.
@@ -146,7 +166,8 @@ class TokenPlacer:
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, text: str, *, is_last: bool
     ) -> list[PlacedToken]:
         """The tokens that are settled, now that these have come and `text` has."""
-        for token_id, entry in zip(token_ids, logprobs or [None] * len(token_ids), strict=True):
+        entries: Sequence[TokenLogprobs | None] = logprobs or [None] * len(token_ids)
+        for token_id, entry in zip(token_ids, entries, strict=True):
             token = PlacedToken(token_id, entry, self._count.begun)
             self._count.add(self._visible_bytes(token_id))
             self._waiting.append((token, self._count.begun))

@@ -29,7 +29,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
@@ -132,6 +131,7 @@ class GenerationBody(Struct, kw_only=True):
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: int | None = None
     truncate_prompt_tokens: int | None = None
+    echo: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True  # fast tokenizers, as all of ours are, never put any
     stream: bool = False
@@ -150,6 +150,8 @@ class GenerationBody(Struct, kw_only=True):
     def sampling_params(
         self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> SamplingParams:
+        if prompt_logprobs is not None:
+            raise _unsupported("prompt_logprobs", prompt_logprobs)
         return SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -237,7 +239,6 @@ class ChatBody(GenerationBody, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    echo: bool = False
     add_generation_prompt: bool | None = None  # None: unless continue_final_message
     continue_final_message: bool = False
     add_special_tokens: bool = False  # a chat template writes its own
@@ -338,7 +339,6 @@ class ChatBody(GenerationBody, kw_only=True):
 class CompletionBody(GenerationBody, kw_only=True):
     prompt: str | list[Any]
     logprobs: int | None = None
-    echo: bool = False
     add_special_tokens: bool = True
 
     def check(self) -> None:

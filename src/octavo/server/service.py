@@ -92,7 +92,7 @@ class Service:
         return encode_all() if num_characters <= THREAD_CHARACTERS else await asyncio.to_thread(encode_all)
 
     def submit(self, requests: Sequence[Request], labels: Mapping[str, Any] | None = None) -> list[Generation]:
-        """All of `requests` submitted, or none. `labels` are for the log. Raises what `EngineClient.generate` raises."""
+        """All of `requests` submitted, or none. Raises what `EngineClient.generate` raises. labels: for the log."""
         generations: list[Generation] = []
         try:
             for request in requests:
