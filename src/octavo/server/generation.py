@@ -23,8 +23,8 @@ class Generation:
         self.request = request
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
-        self._stream = client.generate(request, metrics.observer(request))
         self.prompt_logprobs: list[TokenLogprobs] = []  # if asked for, whole before the first piece
+        self._stream = client.generate(request, metrics.observer(request))
 
     async def pieces(self) -> AsyncIterator[tuple[str, RequestOutput]]:
         """Each output with the text it adds, the last one with a finish reason that is not ERROR.

@@ -6,6 +6,7 @@ import asyncio
 import codecs
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -117,7 +118,7 @@ def _prompt_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int, token_bytes: TokenBytes
 ) -> PromptLogprobs:
     shown: PromptLogprobs = [None]
-    for token_id, entry in zip(token_ids[1:], logprobs, strict=True):
+    for token_id, entry in zip(token_ids[1:], logprobs, strict=False):  # an aborted request has not all
         count = len(entry.top_ids) if num_top < 0 else num_top
         numbers = {token_id: (entry.logprob, entry.rank)}
         for rank, (t, p) in enumerate(zip(entry.top_ids[:count], entry.top_logprobs, strict=False), 1):
@@ -139,7 +140,7 @@ def placed_prompt(
     count, at = _CharacterCount(), 0
     placed = []
     entries: Sequence[TokenLogprobs | None] = (None, *logprobs)
-    for token_id, entry in zip(token_ids, entries, strict=True):
+    for token_id, entry in zip_longest(token_ids, entries):  # an aborted request has not all
         placed.append(PlacedToken(token_id, entry, count.begun))
         raw = token_bytes(token_id)
         # Some tokenizers put a space before a text.
