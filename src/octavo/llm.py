@@ -21,6 +21,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from octavo.engine.frontend import Detokenizer, Frontend
+from octavo.engine.messages import EngineInfo
 from octavo.engine.model_location import locate_model
 from octavo.engine.process import EngineLike
 from octavo.engine.text_side import load_text_side
@@ -105,8 +106,9 @@ class LLM:
         self._inboxes: dict[str, deque[RequestOutput]] = {}  # request id -> where its outputs wait to be yielded
 
     @property
-    def served_model_name(self) -> str:
-        return self._engine.info.served_model_name
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+        return self._engine.info
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What calls without sampling_params use: the model's generation_config.json on top of octavo's defaults."""

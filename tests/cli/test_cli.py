@@ -182,7 +182,7 @@ def test_a_misspelt_flag_suggests_the_right_one(capsys: pytest.CaptureFixture[st
         (["complete", "hello", "--url", "http://127.0.0.1:9"], "is the server running there?"),
         (["complete", "hello", "--temperature", "3", "--url", "http://127.0.0.1:9"], "temperature is 3.0"),
         (["sevre"], "sevre"),
-        ([], "name a command: serve, chat, complete, pull, models, quantize, info, collect-env"),
+        ([], "name a command: serve, chat, complete, pull, models, quantize, bench, info, collect-env"),
         (["--prot"], "unknown argument --prot"),
     ],
 )

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from octavo.cli import chat, collect_env, models, pull, quantize, serve, terminal
+from octavo.cli.bench import command as bench
 from octavo.cli.options import Parser
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.version import version
@@ -33,13 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     pull.add_flags(command("pull", "Download a model of the Hugging Face hub."))
     models.add_flags(command("models", "List the models on this machine."))
     quantize.add_flags(command("quantize", "Write a GGUF model in another weight format."))
+    commands |= bench.add_flags(command("bench", "Measure a model in this process, or a running server."))
     command("info", "Show what octavo sees of this machine.")
     collect_env.add_flags(command("collect-env", "Show all that a bug report should say of this machine."))
 
     def run() -> int:
         args = parser.parse_all(argv, commands)
         if args.command is None:
-            parser.error(f"name a command: {', '.join(commands)}; each has --help")
+            parser.error(f"name a command: {', '.join(subparsers.choices)}; each has --help")
         return _run(args)
 
     for stream in (sys.stdin, sys.stdout):
@@ -102,6 +104,8 @@ def _run(args: argparse.Namespace) -> int:
             return models.run(args)
         case "quantize":
             return quantize.run(args)
+        case str(name) if name.startswith("bench "):
+            return bench.run(args)
         case "collect-env":
             return collect_env.run(args)
         case _:

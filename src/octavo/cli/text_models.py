@@ -47,7 +47,7 @@ class LocalModel:
 
     @property
     def name(self) -> str:
-        return self._llm.served_model_name
+        return self._llm.info.served_model_name
 
     def stream(self, prompt: str, sampling_params: SamplingParams) -> Generator[Piece]:
         return _pieces(self._llm.stream(prompt, sampling_params))
