@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from octavo.cli.options import add_answer_flags, answer_parsers, human_int, json_object
+from octavo.core.config import CONTENT_FORMATS
 from octavo.server.settings import (
     KEY_VARIABLES,
     LOG_FORMATS,
@@ -14,7 +15,6 @@ from octavo.server.settings import (
     read_chat_template,
     split_names,
 )
-from octavo.tokenizer.chat_template import CONTENT_FORMATS
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from octavo.core.errors import ConfigError, shorten
 
 KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 ACTIVATION_DTYPES = ("auto", "float32")
+CONTENT_FORMATS = ("auto", "string", "openai")  # how chat templates are given the contents of messages
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 QUANTIZATIONS = (
     *("q8_0", "q4_0", "q4_1", "q4_k", "int8"),  # float weights are packed so while they load

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from octavo.core.config import CONTENT_FORMATS
 from octavo.core.errors import ConfigError, shorten
 from octavo.engine.frontend import RESERVED_TEMPLATE_NAMES
 from octavo.server.parsers import AnswerParsers
-from octavo.tokenizer.chat_template import CONTENT_FORMATS
 
 METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 LOG_FORMATS = ("text", "json")

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_CHARS = 1 << 24
 MAX_TEMPLATE_CHARS = 1 << 20  # the largest in use have 30,000
-CONTENT_FORMATS = ("auto", "string", "openai")
 _GGUF_KEY = "tokenizer.chat_template"
 _CONTINUED_HERE = "OCTAVO-CONTINUES-HERE "  # the space shows whether the template trims
 
