@@ -258,7 +258,7 @@ def test_latency_times_batches_of_new_prompts(
     assert len(result["latencies"]) == 5
     assert result["percentiles"]["50"] == sorted(result["latencies"])[2]
     assert "mean latency" in capsys.readouterr().out
-    assert engine.stats().prompt_tokens == 7 * 3 * 8
+    assert engine.stats().num_steps == 7 * 4
     assert engine.closed
 
 
