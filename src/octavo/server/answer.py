@@ -41,6 +41,9 @@ class Answer:
             self._shows_special_tokens |= tags.special
         self._keeps_reasoning = body.include_reasoning
         self._max_calls = None if body.parallel_tool_calls else 1
+        self.num_reasoning_tokens = 0  # up to the end tag, with it
+        self._reasoning_is_over = False
+        self._num_tokens = 0
         self._content: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[tuple[ToolCall, list[str]]] = []  # with the pieces of its arguments
@@ -54,10 +57,13 @@ class Answer:
         """With the special tokens shown that the parsers look for."""
         return msgspec.structs.replace(params, skip_special_tokens=False) if self._shows_special_tokens else params
 
-    def read(self, text: str, *, is_last: bool) -> ChatDelta:
-        """What `text` adds; with the last text, what was held back too. A delta without fields if that is nothing."""
+    def read(self, text: str, *, is_last: bool, num_tokens: int = 0) -> ChatDelta:
+        """What `text` adds; with the last text, what was held back too. A delta without fields if that is nothing.
+
+        num_tokens: how many tokens made it, for `num_reasoning_tokens`.
+        """
         delta = ChatDelta()
-        for event in self.events(text, is_last=is_last):
+        for event in self.events(text, is_last=is_last, num_tokens=num_tokens):
             match event:
                 case Content():
                     delta.content = (delta.content or "") + event.text
@@ -67,8 +73,9 @@ class Answer:
                     delta.tool_calls = self._with_call(delta.tool_calls or [], event)
         return delta
 
-    def events(self, text: str, *, is_last: bool) -> list[Event]:
+    def events(self, text: str, *, is_last: bool, num_tokens: int = 0) -> list[Event]:
         """The same as `read` gives, in the order of the text and without what the request does not want."""
+        self._num_tokens += num_tokens
         wanted: list[Event] = []
         for event in self._events(text, is_last):
             match event:
@@ -83,6 +90,9 @@ class Answer:
                 case _:
                     continue
             wanted.append(event)
+        if self._reasoning is not None and self._reasoning.begun and not self._reasoning_is_over:
+            self.num_reasoning_tokens = self._num_tokens
+            self._reasoning_is_over = self._reasoning.over
         return wanted
 
     def call_id(self, index: int) -> str:

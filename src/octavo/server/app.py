@@ -23,6 +23,8 @@ from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.errors import ApiError
 from octavo.server.gate import CLIENT_LEFT, OPEN_PATHS, Gate, KeyCheck
+from octavo.server.messages.bodies import MessagesBody, PromptBody
+from octavo.server.messages.routes import count_tokens, messages
 from octavo.server.protocol import ChatBody, CompletionBody
 from octavo.server.replies import ModelCard, ModelList
 from octavo.server.service import BodyMemory, Service
@@ -83,6 +85,21 @@ def route_entries(*, with_docs: bool) -> tuple[RouteEntry, ...]:
             "The continuation of one or many prompts; with stream, as server-sent events.",
             CompletionBody,
             generates=True,
+        ),
+        RouteEntry(
+            "/v1/messages",
+            ("POST",),
+            messages,
+            "The next message of a conversation in the shape of Anthropic's API; with stream, as its events.",
+            MessagesBody,
+            generates=True,
+        ),
+        RouteEntry(
+            "/v1/messages/count_tokens",
+            ("POST",),
+            count_tokens,
+            "How many tokens the prompt of such a request has.",
+            PromptBody,
         ),
         RouteEntry("/v1/models", ("GET",), list_models, "The model that is served."),
         RouteEntry("/v1/models/{model:path}", ("GET",), show_model, "One model; 404 if it is not served here."),

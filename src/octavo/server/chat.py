@@ -25,7 +25,9 @@ from octavo.server.replies import (
     ChatDelta,
     ChatLogprobs,
     ChatReply,
+    CompletionTokensDetails,
     PromptLogprobs,
+    Usage,
 )
 from octavo.server.service import EventStream, Service, aborted_if_client_leaves, new_id, read_limited, sse_frame
 
@@ -42,9 +44,12 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
         return await chat.reply()
 
 
-async def start_chat(service: Service, body: ChatBody, reply_id: str, arrival_time: float) -> tuple[Answer, Generation]:
+async def start_chat(
+    service: Service, body: ChatBody, reply_id: str, arrival_time: float, *, clamp_max_tokens: bool = False
+) -> tuple[Answer, Generation]:
     """The body's conversation submitted to the engine, for any route that speaks of conversations.
 
+    clamp_max_tokens: one that does not fit is made to fit, also if the body chose it.
     The caller aborts the generation if nobody reads it. Raises ApiError, InvalidRequestError, EngineDeadError.
     """
     service.check_model(body.model)
@@ -63,7 +68,7 @@ async def start_chat(service: Service, body: ChatBody, reply_id: str, arrival_ti
             arrival_time=arrival_time,
             param="messages",
             cache_salt=body.cache_salt,
-            clamp_max_tokens=body.chosen_max_tokens is None,
+            clamp_max_tokens=clamp_max_tokens or body.chosen_max_tokens is None,
             reasoning=answer.reasoning_tags,
         )
     except InvalidRequestError as error:
@@ -115,7 +120,7 @@ class _Chat:
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs] = []
         async for text, output in self._generation.pieces():
-            self._answer.read(text, is_last=output.finish_reason is not None)
+            self._read(text, output)
             token_ids += output.token_ids
             logprobs += output.logprobs or []
             last = output
@@ -136,7 +141,7 @@ class _Chat:
             created=self._created,
             model=self._service.model_name,
             choices=[choice],
-            usage=usage_of([self._generation]),
+            usage=self._usage(),
             prompt_token_ids=self._prompt_token_ids(),
             prompt_logprobs=await self._prompt_logprobs(),
         )
@@ -153,13 +158,21 @@ class _Chat:
                 opening.prompt_logprobs = await self._prompt_logprobs()
                 yield _encode(opening)
                 first = False
-            delta = self._answer.read(text, is_last=output.finish_reason is not None)
+            delta = self._read(text, output)
             if self._is_news(delta, output):
                 yield _encode(self._chunk([self._chunk_choice(delta, output)]))
         if self._body.usage_at_end:
             closing = self._chunk([])
-            closing.usage = usage_of([self._generation])
+            closing.usage = self._usage()
             yield _encode(closing)
+
+    def _read(self, text: str, output: RequestOutput) -> ChatDelta:
+        return self._answer.read(text, is_last=output.finish_reason is not None, num_tokens=len(output.token_ids))
+
+    def _usage(self) -> Usage:
+        usage = usage_of([self._generation])
+        usage.completion_tokens_details = CompletionTokensDetails(self._answer.num_reasoning_tokens)
+        return usage
 
     def _is_news(self, delta: ChatDelta, output: RequestOutput) -> bool:
         return bool(
@@ -171,7 +184,7 @@ class _Chat:
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         chunk = ChatChunk(id=self._id, created=self._created, model=self._service.model_name, choices=choices)
         if self._body.usage_in_chunks:
-            chunk.usage = usage_of([self._generation])
+            chunk.usage = self._usage()
         elif self._body.usage_at_end:
             chunk.usage = None
         return chunk

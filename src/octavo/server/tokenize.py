@@ -59,6 +59,14 @@ class DetokenizeReply(msgspec.Struct):
     prompt: str
 
 
+def check_length(text: str, param: str) -> None:
+    """Raises InvalidRequestError for a text that would take the tokenizer too long."""
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise InvalidRequestError(
+            f"{param} has {len(text):,} characters, the limit here is {MAX_TEXT_CHARACTERS:,}: send it in parts", param
+        )
+
+
 async def tokenize(service: Service, http: HttpRequest) -> Response:
     body = read_body(await read_limited(http), TokenizeBody)
     service.check_model(body.model)
@@ -73,10 +81,7 @@ async def tokenize(service: Service, http: HttpRequest) -> Response:
     else:
         param, with_special = "prompt", body.add_special_tokens is not False
         text = body.prompt or ""
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise InvalidRequestError(
-            f"{param} has {len(text):,} characters, the limit here is {MAX_TEXT_CHARACTERS:,}: send it in parts", param
-        )
+    check_length(text, param)
 
     def reply() -> bytes:
         tokens = service.frontend.tokenize(text, add_special_tokens=with_special)

@@ -32,6 +32,8 @@ class TaggedReasoning(TextParser):
         self._opened = end_of_prompt.endswith(tags.starts)
         self._closed = end_of_prompt.endswith(tags.ends)
         self._space: list[str] = []  # at the end of the reasoning so far
+        self.begun = False
+        self.over = False
 
     @property
     def tags(self) -> ReasoningTags:
@@ -46,9 +48,11 @@ class TaggedReasoning(TextParser):
             start = yield from self._follows(*self._tags.starts)
             self._take(len(start))
             if start or self._opened or self._tags.always:
+                self.begun = True
                 yield from self._skip_space()
                 self._mark()
                 yield from self._pass_until(self._tags.ends, self._reason)
+                self.over = True
                 yield from self._skip_space()
                 self._mark()
             self._say(self._release())
