@@ -213,6 +213,18 @@ def test_calls_after_reasoning_are_calls_and_calls_within_are_not(client: openai
     assert choice.finish_reason == "tool_calls"
 
 
+def test_the_tokens_of_the_reasoning_are_counted_up_to_its_end_tag(client: openai.OpenAI) -> None:
+    for text, count in (("<think>\nHm.\n</think>\n\nHi.", 20), ("Hi.", 0), ("<think>Hm", 10), ("Hi.</think>", 0)):
+        fields: dict[str, Any] = {"model": MODEL_NAME, "messages": say(text)}
+        usage = client.chat.completions.create(**fields).usage
+        assert usage is not None
+        details = usage.completion_tokens_details
+        assert details is not None
+        assert details.reasoning_tokens == count
+        (*_, last) = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **fields)
+        assert last.usage == usage
+
+
 def test_reasoning_that_is_cut_is_all_reasoning(client: openai.OpenAI) -> None:
     choice = ask(client, "<think>\nI never come to an end", max_tokens=20)
     assert (reasoning_of(choice.message), choice.message.content) == ("I never come", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,7 @@ def _type_name(kind: Any) -> str:
         return "null"
     if isinstance(kind, type) and not hasattr(kind, "__args__"):
         return kind.__name__
-    return str(kind).replace("typing.", "").replace("None", "null").replace(f"{__package__}.protocol.", "")
+    return re.sub(rf"typing\.|{re.escape(__package__)}\.[\w.]*\.", "", str(kind)).replace("None", "null")
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
