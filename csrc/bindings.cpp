@@ -134,6 +134,24 @@ void sample_program(Program &program, TensorId logits, int rows, Vector<float> t
   program.sample(logits, a);
 }
 
+void score_program(Program &program, TensorId logits, int rows, Vector<int32_t> num_logprobs, Output<int32_t> token, Output<float> logprob,
+                   Output<int32_t> rank, OutputTable<int32_t> top_ids, OutputTable<float> top_logprobs) {
+  for (size_t n : {num_logprobs.size(), token.size(), logprob.size(), rank.size(), top_ids.shape(0), top_logprobs.shape(0)})
+    if (rows < 0 || n < static_cast<size_t>(rows)) throw std::invalid_argument("an array has fewer entries than there are rows");
+  if (top_ids.shape(1) != top_logprobs.shape(1)) throw std::invalid_argument("top_ids and top_logprobs differ in width");
+  SampleArgs a{};
+  a.rows = rows;
+  a.max_logprobs = static_cast<int>(top_ids.shape(1));
+  a.num_logprobs = num_logprobs.data();
+  a.token = token.data();
+  a.logprob = logprob.data();
+  a.rank = rank.data();
+  a.top_ids = top_ids.data();
+  a.top_logprobs = top_logprobs.data();
+  nb::gil_scoped_release release;
+  program.score(logits, a);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -211,6 +229,15 @@ NB_MODULE(_native, m) {
            "One step over a ragged batch; sequence s owns rows first_row[s]..first_row[s+1] at positions from first_position[s]. One table "
            "of blocks "
            "[sequences, blocks] for each KV group.")
+      .def(
+          "select",
+          [](Program &p, Vector<int32_t> rows) {
+            nb::gil_scoped_release release;
+            p.select(span(rows));
+          },
+          "rows"_a, "The outputs for other rows of the step that ran last, instead of those selected before.")
+      .def("score", &score_program, "logits"_a, "rows"_a, "num_logprobs"_a, "token"_a, "logprob"_a, "rank"_a, "top_ids"_a, "top_logprobs"_a,
+           "Log-probabilities of given tokens, and the best, for each of the first `rows` rows of a float32 tensor.")
       .def("read", &read_tensor, "tensor"_a, "A tensor's rows after the step, as float32 [rows, width].")
       .def("fill_workspace", &Program::fill_workspace, "byte"_a,
            "Overwrites all intermediates (0xff: NaN everywhere); for tests of recycled memory.")

@@ -265,15 +265,24 @@ void Program::plan_attention(AttentionPlan &plan) const {
   }
 }
 
+namespace {
+
+void require(bool ok, const char *what) {
+  if (!ok) throw std::invalid_argument(std::string("the batch does not fit the program: ") + what);
+}
+
+void check_selected(std::span<const int32_t> rows, int num_tokens, int most) {
+  require(static_cast<int64_t>(rows.size()) <= most, "number of selected rows");
+  for (int32_t row : rows) require(row >= 0 && row < num_tokens, "selected row");
+}
+
+}  // namespace
+
 void Program::check(const Batch &b) const {
-  auto require = [](bool ok, const char *what) {
-    if (!ok) throw std::invalid_argument(std::string("the batch does not fit the program: ") + what);
-  };
   require(b.num_tokens >= 1 && b.num_tokens <= shape_.max_tokens, "number of tokens");
   require(b.num_sequences <= shape_.max_sequences, "number of sequences");
-  require(b.num_selected <= shape_.max_sequences, "number of selected rows");
   for (int i = 0; i < b.num_tokens; i++) require(b.token_ids[i] >= 0 && b.token_ids[i] < vocab_size_, "token id outside the vocabulary");
-  for (int i = 0; i < b.num_selected; i++) require(b.selected_rows[i] >= 0 && b.selected_rows[i] < b.num_tokens, "selected row");
+  check_selected({b.selected_rows, static_cast<size_t>(b.num_selected)}, b.num_tokens, shape_.max_sequences);
   require(b.first_row[0] == 0 && b.first_row[b.num_sequences] == b.num_tokens, "first rows");
   for (int s = 0; s < b.num_sequences; s++) {
     int64_t count = int64_t{b.first_row[s + 1]} - b.first_row[s];
@@ -303,16 +312,32 @@ void Program::run(const Batch &batch) {
   for (AttentionPlan &plan : attention_plans_) plan_attention(plan);
 
   phases_.clear();
+  for (const Op &op : ops_) add_phases(op);
+  run_phases();
+}
+
+void Program::select(std::span<const int32_t> rows) {
+  check_selected(rows, step_.batch.num_tokens, shape_.max_sequences);
+  step_.batch.selected_rows = rows.data();
+  step_.batch.num_selected = static_cast<int>(rows.size());
+  phases_.clear();
+  for (const Op &op : ops_) {
+    TensorId output = std::visit([](const auto &typed) { return typed.outputs.at(0); }, op);
+    if (tensors_[output].rows == Rows::SELECTED) add_phases(op);
+  }
+  run_phases();
+}
+
+void Program::add_phases(const Op &op) {
   PhaseSink sink{&phases_, [](PhaseList *list, Phase phase) { list->add(phase); }};
   const KernelTable &k = executor_->kernels();
-  for (const Op &op : ops_) {
 #define OCTAVO_PLAN_CASE(Name) \
   if (auto *typed = std::get_if<Name>(&op)) k.plan_##Name(*typed, step_, sink);
-    OCTAVO_OPERATIONS(OCTAVO_PLAN_CASE)
+  OCTAVO_OPERATIONS(OCTAVO_PLAN_CASE)
 #undef OCTAVO_PLAN_CASE
-  }
-  executor_->pool().run(phases_.data(), phases_.size(), &step_);
 }
+
+void Program::run_phases() { executor_->pool().run(phases_.data(), phases_.size(), &step_); }
 
 void Program::fill_workspace(uint8_t byte) {
   std::memset(arena_.data(), byte, arena_.size());
@@ -325,21 +350,32 @@ void Program::read(TensorId id, float *out) const {
 }
 
 void Program::sample(TensorId logits, SampleArgs args) {
+  for (int row = 0; row < args.rows; row++)
+    if (args.bitmask_row[row] >= 0 && args.bitmask_words < (tensors_.at(logits).width + 31) / 32)
+      throw std::invalid_argument("a bitmask is too short");
+  run_rows(logits, args, executor_->kernels().sample_row);
+}
+
+void Program::score(TensorId logits, SampleArgs args) {
+  for (int row = 0; row < args.rows; row++)
+    if (args.token[row] < 0 || args.token[row] >= tensors_.at(logits).width) throw std::invalid_argument("there is no such token");
+  run_rows(logits, args, executor_->kernels().score_row);
+}
+
+void Program::run_rows(TensorId logits, SampleArgs &args, RowKernel kernel) {
   const TensorInfo &t = tensors_.at(logits);
   if (t.storage != Storage::FLOAT32 || args.rows > step_.rows(logits)) throw std::invalid_argument("no such logits");
   args.logits = step_.view(logits).row_f32(0);
   args.stride = t.stride / static_cast<int64_t>(sizeof(float));
   args.vocab = t.width;
-  for (int row = 0; row < args.rows; row++)
-    if (args.bitmask_row[row] >= 0 && args.bitmask_words < (t.width + 31) / 32) throw std::invalid_argument("a bitmask is too short");
   executor_->pool().grow_scratch(sample_scratch_bytes(t.width));
   struct Job {
-    const KernelTable *kernels;
+    RowKernel kernel;
     const SampleArgs *args;
-  } job{&executor_->kernels(), &args};
+  } job{kernel, &args};
   auto run = [](const void *j, const void *, int row, void *scratch) {
     const auto &job = *static_cast<const Job *>(j);
-    job.kernels->sample_row(*job.args, row, scratch);
+    job.kernel(*job.args, row, scratch);
   };
   Phase phase{run, &job, args.rows};
   executor_->pool().run(&phase, 1, nullptr);

@@ -78,6 +78,9 @@ class Program {
   static size_t extra_bytes(int threads, int vocab_size, int num_heads, int head_dim);
   // One step. Throws std::invalid_argument if the batch does not fit the program.
   void run(const Batch &batch);
+  // The outputs for other rows of the step that ran last: its operations on selected rows run again. Throws
+  // std::invalid_argument if these are no rows of the step, or too many.
+  void select(std::span<const int32_t> rows);
   // Rows of a tensor after the step, as floats.
   void read(TensorId id, float *out) const;
   size_t num_kv_groups() const { return static_cast<size_t>(pool_->num_groups()); }
@@ -86,8 +89,14 @@ class Program {
   const TensorInfo &tensor(TensorId id) const { return tensors_.at(id); }
   // Samples from the rows of a FLOAT32 tensor; args.logits and args.stride are set here.
   void sample(TensorId logits, SampleArgs args);
+  // The same for tokens that are given: their log-probabilities and those of the best.
+  void score(TensorId logits, SampleArgs args);
 
  private:
+  using RowKernel = void (*)(const SampleArgs &, int row, void *scratch);
+  void run_rows(TensorId logits, SampleArgs &args, RowKernel kernel);
+  void add_phases(const Op &op);
+  void run_phases();
   void check(const Batch &batch) const;
   void prepare_attention();
   void prepare_experts();

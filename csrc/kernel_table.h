@@ -17,6 +17,7 @@ struct KernelTable {
   OCTAVO_OPERATIONS(OCTAVO_PLAN_MEMBER)
 #undef OCTAVO_PLAN_MEMBER
   void (*sample_row)(const SampleArgs &, int row, void *scratch);
+  void (*score_row)(const SampleArgs &, int row, void *scratch);
   void (*read_row)(const TensorView &, int row, float *out);
 };
 

@@ -1,4 +1,5 @@
-// One step's sampling job, as plain pointers. src/octavo/runner/sampling.py is the specification of what it means; its
+// One step's sampling job, as plain pointers; scoring, for which the tokens are given, has but num_logprobs and the
+// results. src/octavo/runner/sampling.py is the specification of what it means; its
 // SampleArrays has the same arrays in the same order.
 #pragma once
 #include <cstddef>
@@ -45,7 +46,7 @@ struct SampleArgs {
   const int32_t *penalty_ids;
   const int32_t *output_counts;
 
-  int32_t *token;       // [rows]
+  int32_t *token;       // [rows]; read, if they are to be scored
   float *logprob;       // [rows]; this and the following are untouched where num_logprobs is -1
   int32_t *rank;        // [rows]
   int32_t *top_ids;     // [rows, max_logprobs]; -1 past the end of a vocabulary smaller than num_logprobs

@@ -39,6 +39,17 @@ def test_prompts_of_all_kinds_are_continued_in_their_order(llm: LLM) -> None:
     assert llm.generate([], params) == []
 
 
+def test_prompt_logprobs_have_an_entry_for_each_token_and_none_for_the_first(llm: LLM) -> None:
+    asked, not_asked, alone = llm.generate(
+        ["abcdef", "ab", "a"],
+        [SamplingParams(max_tokens=2, prompt_logprobs=1), SamplingParams(), SamplingParams(prompt_logprobs=0)],
+    )
+    assert asked.prompt_logprobs == [None, *({ord(c): Logprob(-0.5, 1, c)} for c in "bcdef")]
+    assert asked.outputs[0].text == "ab"
+    assert not_asked.prompt_logprobs is None
+    assert alone.prompt_logprobs == [None]
+
+
 def test_threads_share_the_engine(llm: LLM) -> None:
     with ThreadPoolExecutor(8) as threads:
         prompts = [chr(97 + i % 26) * (1 + i % 5) for i in range(64)]

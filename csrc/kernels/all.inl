@@ -15,6 +15,10 @@ static void sample_row_untyped(const SampleArgs &args, int row, void *scratch) {
   sample_row(args, row, static_cast<SampleScratch *>(scratch));
 }
 
+static void score_row_untyped(const SampleArgs &args, int row, void *scratch) {
+  score_row(args, row, static_cast<SampleScratch *>(scratch));
+}
+
 #define OCTAVO_STRING(x) OCTAVO_STRING_(x)
 #define OCTAVO_STRING_(x) #x
 static const KernelTable table = {
@@ -23,6 +27,7 @@ static const KernelTable table = {
     OCTAVO_OPERATIONS(OCTAVO_PLAN_ENTRY)
 #undef OCTAVO_PLAN_ENTRY
         & sample_row_untyped,
+    &score_row_untyped,
     &read_row,
 };
 

@@ -423,6 +423,18 @@ static int32_t rank_of(const float *x, int n, float logit) {
   return 1 + static_cast<int32_t>(reduce_add(larger));
 }
 
+static void write_chosen(const SampleArgs &args, int row, const float *x, const LogSum &all) {
+  float logit = clean(x[args.token[row]]);
+  args.logprob[row] = all.logprob(logit);
+  args.rank[row] = rank_of(x, args.vocab, logit);
+}
+
+// For a token that is given.
+static void score_row(const SampleArgs &args, int row, SampleScratch *scratch) {
+  const float *x = args.logits + row * args.stride;
+  write_chosen(args, row, x, write_top_logprobs(args, row, x, sample_memory(scratch, args.vocab)));
+}
+
 static void sample_row(const SampleArgs &args, int row, SampleScratch *scratch) {
   SampleMemory m = sample_memory(scratch, args.vocab);
   float *x = args.logits + row * args.stride, *raw = x;
@@ -437,13 +449,8 @@ static void sample_row(const SampleArgs &args, int row, SampleScratch *scratch) 
     }
   }
   if (edits) edit(args, row, x);
-  int token = choose(args, row, x, m);
-  args.token[row] = token;
-  if (logprobs) {
-    float logit = clean(raw[token]);
-    args.logprob[row] = all.logprob(logit);
-    args.rank[row] = rank_of(raw, args.vocab, logit);
-  }
+  args.token[row] = choose(args, row, x, m);
+  if (logprobs) write_chosen(args, row, raw, all);
 }
 
 }  // namespace octavo::OCTAVO_ISA

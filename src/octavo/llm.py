@@ -60,13 +60,18 @@ class Completion:
 
 @dataclasses.dataclass(slots=True)
 class PromptResult:
-    """A prompt (None if it came as token ids) and its completion, the one element of `outputs`."""
+    """A prompt (None if it came as token ids) and its completion, the one element of `outputs`.
+
+    `prompt_logprobs` has, for each token of the prompt, itself and the best alternatives by token id; None for the
+    first.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[Completion]
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # if they were asked for
 
 
 class LLM:
@@ -211,10 +216,7 @@ class LLM:
         self, texts: list[str | None], token_ids: list[list[int]], params: list[SamplingParams]
     ) -> list[PromptResult]:
         requests = [self._request(ids, p) for ids, p in zip(token_ids, params, strict=True)]
-        results = [
-            PromptResult(request.request_id, text, request.prompt_token_ids, [_empty_completion(request)])
-            for text, request in zip(texts, requests, strict=True)
-        ]
+        results = [_empty_result(request, text) for text, request in zip(texts, requests, strict=True)]
         by_id = {result.request_id: (result, Detokenizer()) for result in results}
         for output in self._run(requests):
             self._add(*by_id[output.request_id], output)
@@ -226,6 +228,9 @@ class LLM:
         completion.token_ids += output.token_ids
         completion.finish_reason = output.finish_reason
         completion.stop_reason = output.stop_reason
+        if result.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            token_ids = result.prompt_token_ids[len(result.prompt_logprobs) :]
+            result.prompt_logprobs += map(self._alternatives, token_ids, output.prompt_logprobs)
         if output.num_cached_tokens is not None:
             result.num_cached_tokens = output.num_cached_tokens
         if completion.logprobs is not None and output.logprobs is not None:
@@ -335,7 +340,12 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return many
 
 
-def _empty_completion(request: Request) -> Completion:
-    if request.params.logprobs is None:
-        return Completion(seed=request.params.seed)
-    return Completion(seed=request.params.seed, logprobs=[], cumulative_logprob=0.0)
+def _empty_result(request: Request, prompt: str | None) -> PromptResult:
+    params = request.params
+    completion = Completion(seed=params.seed)
+    if params.logprobs is not None:
+        completion.logprobs, completion.cumulative_logprob = [], 0.0
+    result = PromptResult(request.request_id, prompt, request.prompt_token_ids, [completion])
+    if params.prompt_logprobs is not None:
+        result.prompt_logprobs = [None]
+    return result

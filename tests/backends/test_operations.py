@@ -248,6 +248,26 @@ def test_select_rows_takes_the_named_rows_in_order(isa: str) -> None:
     check(pair, isa, 20, selected=(3, 19, 4))
 
 
+@pytest.mark.parametrize("kind", [WeightType.F32, WeightType.Q8_0])
+def test_rows_that_are_selected_later_give_the_same_bits(isa: str, kind: WeightType) -> None:
+    bench = Bench()
+    x = bench.rows("x", normal(20, 64))
+    for i in range(3):  # intermediates that want the place of what rows are selected from
+        weight = bench.weight(f"w{i}", normal(64, 64) / 8, kind)
+        x = bench.g(Add(x, bench.g(Linear(x, (weight,), (None,)))))
+    x = bench.g(RmsNorm(bench.g(SelectRows(x)), bench.weight("n", normal(64)), 1e-5))
+    pair = bench.build(bench.g(Linear(x, (bench.weight("head", normal(500, 64), kind),), (None,))))
+    native = pair.native(isa, float_activations=False)
+    want = native.rows(20, selected=tuple(range(20)))
+    native.rows(20, selected=(4,))
+    for rows in ((19, 0, 7, 7), (3,), tuple(range(20)), ()):
+        native.program.native.select(np.array(rows, np.int32))
+        np.testing.assert_array_equal(native.program.read("out"), want[list(rows)])
+    for wrong in ((20,), (-1,), (0,) * 65):
+        with pytest.raises(ValueError, match="selected row"):
+            native.program.native.select(np.array(wrong, np.int32))
+
+
 @pytest.mark.parametrize("kind", ALL_TYPES)
 @pytest.mark.parametrize("out_features", [1, 16, 50, 96])
 def test_linear_with_float_activations(isa: str, kind: WeightType, out_features: int) -> None:

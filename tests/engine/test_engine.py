@@ -12,8 +12,17 @@ import pytest
 from octavo.backends.cpu.backend import instruction_sets
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError, ModelFileError
-from octavo.core.records import FinishReason, ReasoningTags, RepetitionDetection, Request, RequestOutput, SamplingParams
+from octavo.core.records import (
+    FinishReason,
+    ReasoningTags,
+    RepetitionDetection,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
 from octavo.engine.engine import Engine, system_info
+from octavo.engine.limits import check_token_limits
 from octavo.engine.process import EngineLike
 from octavo.llm import LLM
 from tests.tiny_models import TinyLlama, write_tiny_llama
@@ -281,3 +290,59 @@ def test_what_the_model_cannot_do_is_refused_behind_the_door_too(engine: Engine,
         engine.submit(request(**{field: value}))
     assert caught.value.param == field
     assert not engine.has_work
+
+
+def prompt_logprobs(outputs: list[RequestOutput]) -> list[TokenLogprobs]:
+    return [entry for output in outputs for entry in output.prompt_logprobs or ()]
+
+
+@pytest.mark.parametrize("chunk", [4, 7, 512])
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_a_prompt_is_scored_as_its_tokens_were_when_they_were_sampled(model: Path, isa: str, chunk: int) -> None:
+    said = run(make_engine(model, isa=isa), request("a", max_tokens=30, temperature=1.0, logprobs=3))["a"]
+    answer = token_ids(said)
+    engine = make_engine(model, isa=isa, max_num_batched_tokens=chunk)
+    run(engine, request("warm", PROMPT + answer))  # its prefix would be in the cache
+    outputs = run(engine, request("b", PROMPT + answer, prompt_logprobs=3))["b"]
+    scored = prompt_logprobs(outputs)
+    assert len(scored) == len(PROMPT) + len(answer) - 1
+    assert scored[len(PROMPT) - 1 :] == [entry for output in said for entry in output.logprobs or ()]
+    pieces = [output for output in outputs if output.prompt_logprobs]
+    assert len(pieces) == -(-len(scored) // chunk)
+    first = next(output for output in outputs if output.token_ids)
+    assert outputs.index(pieces[-1]) <= outputs.index(first), "the prompt comes before, or with, the first token"
+    assert first.num_cached_tokens == 0
+    assert engine.stats().num_blocks_in_use == 0
+
+
+def test_a_scored_prompt_can_be_aborted_between_its_pieces(model: Path) -> None:
+    engine = make_engine(model, max_num_batched_tokens=4)
+    engine.submit(request("a", prompt_logprobs=0))
+    (output,) = engine.step()
+    assert (output.request_id, output.token_ids, len(output.prompt_logprobs or ())) == ("a", [], 4)
+    engine.abort("a")
+    assert engine.step() == []
+    assert engine.stats().num_blocks_in_use == 0
+
+
+def test_prompts_that_are_preempted_are_scored_once(model: Path) -> None:
+    """The first needs the blocks of the second while that is in the middle of its prompt."""
+    alone = run(make_engine(model, max_num_batched_tokens=8), request("b", PROMPT * 2, prompt_logprobs=2))["b"]
+    engine = make_engine(model, max_num_batched_tokens=5, num_blocks_override=11)
+    requests = [request(name, PROMPT * 2, prompt_logprobs=2, max_tokens=20) for name in "abc"]
+    together = run(engine, *requests)
+    assert engine.stats().num_preemptions > 0
+    for name in "abc":
+        assert prompt_logprobs(together[name]) == prompt_logprobs(alone)
+
+
+def test_too_many_alternatives_together_are_refused(model: Path) -> None:
+    engine = make_engine(model, max_logprobs=-1, max_model_len=200)
+    vocab_size = engine.info.vocab_size
+    few = run(engine, request("a", prompt_logprobs=-1, logprobs=-1, max_tokens=2))["a"]
+    assert all(sorted(entry.top_ids) == list(range(vocab_size)) for entry in prompt_logprobs(few))
+    check_token_limits(SamplingParams(logprobs=2**22, max_tokens=1), 1, 2**30, -1)
+    with pytest.raises(InvalidRequestError, match="10 output tokens; together the limit is 4,194,304"):
+        check_token_limits(SamplingParams(logprobs=-1, max_tokens=10), 1, 2**20, -1)
+    with pytest.raises(InvalidRequestError, match="9 prompt tokens; together the limit is 4,194,304"):
+        check_token_limits(SamplingParams(prompt_logprobs=-1), 10, 2**20, -1)

@@ -20,6 +20,7 @@ from octavo.graph.schema import (
     RmsNorm,
     Rope,
     RopeTable,
+    SelectRows,
     Tensor,
     Weight,
 )
@@ -115,6 +116,9 @@ def test_living_tensors_never_share_memory(fused: bool) -> None:
     arena = plan_arena(graph, size)
     last_use = {t.id: i for i, node in enumerate(graph.nodes) for t in node.inputs}
     last_use |= {t.id: len(graph.nodes) for t in graph.outputs.values()}
+    sources = [node.op.x for node in graph.nodes if isinstance(node.op, SelectRows)]
+    assert len(sources) == 1
+    last_use |= {t.id: len(graph.nodes) for t in sources}  # other rows may be selected later
     living: dict[int, Tensor] = {}
     for i, node in enumerate(graph.nodes):
         in_place = node.op.x.id if isinstance(node.op, AddRmsNorm) else None

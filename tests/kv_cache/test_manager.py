@@ -9,12 +9,12 @@ SIZE = 8
 _ids = itertools.count()
 
 
-def sequence(token_ids: list[int], salt: str | None = None) -> Sequence:
+def sequence(token_ids: list[int], salt: str | None = None, prompt_logprobs: int | None = None) -> Sequence:
     seq_id = next(_ids)
     request = Request(
         request_id=str(seq_id),
         prompt_token_ids=token_ids,
-        params=SamplingParams(seed=0),
+        params=SamplingParams(seed=0, prompt_logprobs=prompt_logprobs),
         arrival_time=0.0,
         cache_salt=salt,
     )
@@ -50,6 +50,26 @@ def test_a_later_sequence_shares_what_an_earlier_one_computed() -> None:
     assert full_table(cache, b)[:2] == full_table(cache, a)[:2]
     assert cache.num_blocks_in_use == 4
     assert (cache.num_prefix_queries, cache.num_prefix_hits) == (37, 16)
+
+
+def test_whose_prompt_is_scored_reads_no_cached_prefix_but_leaves_one() -> None:
+    cache = KVCacheManager(20, SIZE)
+    a = admitted(cache, sequence(prompt(20)))
+    compute(cache, a)
+    scored = admitted(cache, sequence(prompt(40), prompt_logprobs=0))
+    assert scored.num_cached_tokens == scored.num_computed_tokens == 0
+    assert not set(full_table(cache, scored)) & set(full_table(cache, a))
+    assert cache.num_prefix_queries == 20, "it asked for nothing"
+    waiting = sequence(prompt(40))
+    assert admitted(cache, waiting).num_cached_tokens == 16, "nobody waits for it"
+    cache.free(waiting)
+    compute(cache, scored, 24)
+    compute(cache, scored)
+    cache.free(scored)
+    cache.free(a)
+    cache.check_invariants()
+    assert cache.num_blocks_in_use == 0
+    assert admitted(cache, sequence(prompt(41))).num_cached_tokens == 40
 
 
 def test_an_idle_cache_holds_only_cached_blocks() -> None:

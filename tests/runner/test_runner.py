@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from octavo.core import records
-from octavo.core.records import Request, SamplingParams, ScheduledSequence, StepPlan
+from octavo.core.records import Request, SamplingParams, ScheduledSequence, StepPlan, TokenLogprobs
 from octavo.runner.runner import Ints, Runner
-from octavo.runner.sampling import SampleArrays
+from octavo.runner.sampling import SampleArrays, ScoreArrays
 
 SIZE = 4  # tokens in a block
 VOCAB_SIZE = 101
@@ -41,6 +42,8 @@ class FakeProgram:
         self.calls: list[str] = []
         self.sampled: SampleArrays
         self._answers: list[int] = []
+        self._by_row: dict[int, int] = {}
+        self.max_selected = 4
 
     def run(
         self, token_ids: Ints, first_row: Ints, first_position: Ints, block_tables: Sequence[Ints], selected_rows: Ints
@@ -61,6 +64,7 @@ class FakeProgram:
                     context = self.memory[table[: position // SIZE + 1]].reshape(-1)[: position + 1]
                     contexts.append(context[-window:].tolist())
                 answers[row] = answer(contexts)
+        self._by_row = answers
         self._answers = [answers[row] for row in selected_rows.tolist()]
 
     def sample(self, rows: int, /, *arrays: NDArray[Any]) -> None:
@@ -68,6 +72,23 @@ class FakeProgram:
         assert rows == len(self._answers)
         self.sampled = SampleArrays(*arrays)
         self.sampled.token[:rows] = self._answers
+
+    def select(self, rows: Ints) -> None:
+        self.calls.append("select")
+        assert rows.flags.c_contiguous
+        assert 1 <= len(rows) <= self.max_selected
+        self._answers = [self._by_row[row] for row in rows.tolist()]
+
+    def score(self, rows: int, /, *arrays: NDArray[Any]) -> None:
+        """Token and expected token become the numbers that the real one computes from them."""
+        self.calls.append("score")
+        assert rows == len(self._answers)
+        a = ScoreArrays(*arrays)
+        a.rank[:rows] = a.token[:rows]
+        a.logprob[:rows] = self._answers
+        for row, wanted in enumerate(a.num_logprobs[:rows].tolist()):
+            a.top_ids[row, :wanted] = np.arange(wanted)
+            a.top_logprobs[row, :wanted] = self._answers[row]
 
     def copy_blocks(self, source: Ints, destination: Ints) -> None:
         self.calls.append("copy")
@@ -94,6 +115,7 @@ class Driver:
             eos_token_ids=[EOS],
         )
         self.outputs: dict[int, list[int]] = {}
+        self.scored: dict[int, list[TokenLogprobs]] = {}
         self._seqs: dict[int, records.Sequence] = {}
         self._known: dict[int, tuple[int, ...]] = {}
         self._computed: dict[int, int] = {}
@@ -111,6 +133,7 @@ class Driver:
         self._known[seq_id] = (0,) * len(self.windows)
         self._tables[seq_id] = [[] for _ in self.windows]
         self.outputs[seq_id] = []
+        self.scored[seq_id] = []
 
     def preempt(self, seq_id: int) -> None:
         self._computed[seq_id] = 0
@@ -145,6 +168,9 @@ class Driver:
         result = self.runner.execute(plan)
         assert result.step == plan.step
         assert [s.seq_id for s in result.sampled] == [s.seq_id for s in scheduled if s.samples]
+        for scored in result.scored:
+            assert scored.logprobs
+            self.scored[scored.seq_id] += scored.logprobs
         for sampled in result.sampled:
             self._seqs[sampled.seq_id].token_ids.append(sampled.token_id)
             self.outputs[sampled.seq_id].append(sampled.token_id)
@@ -277,3 +303,48 @@ def test_output_may_go_up_to_the_models_length() -> None:
     for _ in range(10):
         driver.step(0)
     assert driver.outputs[0] == continuation([1, 2], 10)
+
+
+def scores(prompt: Sequence[int], num_logprobs: int) -> list[TokenLogprobs]:
+    """What the fake program says of a prompt's tokens from the second on."""
+    said = [(token, float(answer([prompt[:i]]))) for i, token in enumerate(prompt) if i]
+    return [
+        TokenLogprobs(logprob, token, list(range(num_logprobs)), [logprob] * num_logprobs) for token, logprob in said
+    ]
+
+
+def test_prompts_are_scored_in_tiles_and_the_samples_stay_what_they_are() -> None:
+    driver = Driver()
+    prompts = {0: list(range(11)), 1: [5, 6, 7], 2: [9] * 9, 3: [8]}
+    wishes = {0: {"prompt_logprobs": 2}, 1: {}, 2: {"prompt_logprobs": 0}, 3: {"prompt_logprobs": -1}}
+    for seq_id, prompt in prompts.items():
+        driver.add(seq_id, prompt, **wishes[seq_id])
+    driver.step(0, 1, 2, 3)
+    assert driver.program.calls == ["run", "sample", *["select", "score"] * 5]  # 10 + 8 rows, 4 at a time
+    driver.step(0, 1, 2, 3)
+    assert driver.program.calls[-2:] == ["run", "sample"]
+    assert driver.scored == {0: scores(prompts[0], 2), 1: [], 2: scores(prompts[2], 0), 3: []}
+    assert driver.outputs == {seq_id: continuation(prompt, 2) for seq_id, prompt in prompts.items()}
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (4, 5), (10,), (3, 7, 1)])
+def test_each_prompt_token_is_scored_once_however_the_prompt_is_cut_and_preempted(counts: tuple[int, ...]) -> None:
+    driver = Driver()
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    driver.add(0, prompt, prompt_logprobs=1)
+    driver.add(1, [7, 7])
+    done = 0
+    for count in counts:
+        driver.step(1, 0, counts={0: count})
+        done += count
+        assert driver.scored[0] == scores(prompt, 1)[:done]
+    driver.preempt(0)
+    driver.program.memory[:] = -1000
+    driver.preempt(1)
+    driver.step(0, counts={0: 6})
+    driver.step(0)
+    driver.step(0)
+    driver.preempt(0)
+    driver.step(0)
+    assert driver.scored[0] == scores(prompt, 1)
+    assert driver.outputs[0] == continuation(prompt, 4 if done == len(prompt) else 3)

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,12 @@ from octavo.backends.cpu.backend import instruction_sets
 from octavo.runner.sampling import (
     Array,
     SampleArrays,
+    ScoreArrays,
     clean,
     edited,
     ranking,
     sample,
+    score,
     survivors,
     uniform,
 )
@@ -58,6 +61,10 @@ void sample(const octavo::SampleArgs *args, void *scratch) {{
   for (int row = 0; row < args->rows; row++)
     octavo::OCTAVO_ISA::sample_row(*args, row, static_cast<octavo::SampleScratch *>(scratch));
 }}
+void score(const octavo::SampleArgs *args, void *scratch) {{
+  for (int row = 0; row < args->rows; row++)
+    octavo::OCTAVO_ISA::score_row(*args, row, static_cast<octavo::SampleScratch *>(scratch));
+}}
 }}
 """
 
@@ -91,22 +98,27 @@ class Kernel:
 
     def sample(self, logits: Array, rows: int, *arrays: Array) -> None:
         """As `sampling.sample`. The logits are copied; what lies past the end of a row, and in the scratch, is NaN."""
+        self._run(self._library.sample, logits, rows, SampleArrays(*arrays))
+
+    def score(self, logits: Array, rows: int, *arrays: Array) -> None:
+        """As `sampling.score`."""
+        self._run(self._library.score, logits, rows, ScoreArrays(*arrays))
+
+    def _run(self, run: Callable[..., None], logits: Array, rows: int, a: SampleArrays | ScoreArrays) -> None:
         vocab = logits.shape[1]
         padded = np.full((len(logits), vocab + 5), np.nan, np.float32)
         padded[:, :vocab] = logits
-        assert all(a.flags.c_contiguous for a in arrays)
-        a = SampleArrays(*arrays)
+        assert all(x.flags.c_contiguous for x in a)
         size = self._library.scratch_bytes(vocab)
         memory = np.full(size // 4 + 64, np.nan, np.float32)
         guard = memory.view(np.uint32)
         start = -memory.ctypes.data % 64 // 4
         end = start + (size + 3) // 4
         guard[end:] = 0xABCDEF
-        pointers = [x.ctypes.data for x in arrays]
-        args = SampleArgs(
-            padded.ctypes.data, vocab + 5, vocab, rows, a.top_ids.shape[1], a.bitmasks.shape[1], *pointers
-        )
-        self._library.sample(ctypes.byref(args), ctypes.c_void_p(memory.ctypes.data + 4 * start))
+        words = a.bitmasks.shape[1] if isinstance(a, SampleArrays) else 0
+        pointers = {name: x.ctypes.data for name, x in a._asdict().items()}
+        args = SampleArgs(padded.ctypes.data, vocab + 5, vocab, rows, a.top_ids.shape[1], words, **pointers)
+        run(ctypes.byref(args), ctypes.c_void_p(memory.ctypes.data + 4 * start))
         assert (guard[end:] == 0xABCDEF).all(), "wrote past its scratch"
         assert np.isnan(padded[:, vocab:]).all(), "wrote past its row"
 
@@ -392,6 +404,34 @@ def test_logprobs_of_the_whole_vocabulary_come_in_order(kernel: Kernel) -> None:
     kernel.sample(logits, 4, *ours)
     sample(logits, 4, *theirs)
     np.testing.assert_array_equal(ours.top_ids, theirs.top_ids)
+    np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("vocab", [1, 20, 513, 3000])
+def test_scores_of_given_tokens_are_the_specified_ones(kernel: Kernel, vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    rows = 300
+    logits = random_logits(rng, rows, vocab)
+
+    def arrays() -> ScoreArrays:
+        f32, i32 = np.float32, np.int32
+        return ScoreArrays(
+            num_logprobs=wanted,
+            token=tokens,
+            logprob=np.full(rows, np.nan, f32),
+            rank=np.full(rows, -7, i32),
+            top_ids=np.full((rows, 30), -7, i32),
+            top_logprobs=np.full((rows, 30), np.nan, f32),
+        )
+
+    wanted = rng.integers(0, 31, rows, dtype=np.int32)
+    tokens = rng.integers(0, vocab, rows, dtype=np.int32)
+    ours, theirs = arrays(), arrays()
+    score(logits, rows, *theirs)
+    kernel.score(logits, rows, *ours)
+    np.testing.assert_array_equal(ours.rank, theirs.rank)
+    np.testing.assert_array_equal(ours.top_ids, theirs.top_ids)
+    np.testing.assert_allclose(ours.logprob, theirs.logprob, rtol=2e-6, atol=2e-6)
     np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, rtol=2e-6, atol=2e-6)
 
 

@@ -60,6 +60,9 @@ class _Running:
     queued_time: float
     text: bytes = b""
     num_tokens: int = 0
+    num_scored: int = (
+        1  # prompt tokens whose log-probabilities have been told, if they were asked for; the first has none
+    )
 
     @property
     def num_blocks(self) -> int:
@@ -136,6 +139,13 @@ class FakeEngine:
         if CRASH in prompt:
             raise RuntimeError("crashed on purpose")
         output = RequestOutput(request_id=request.request_id)
+        if params.prompt_logprobs is not None and running.num_scored < len(request.prompt_token_ids):
+            # In pieces of two, the last one with the first token.
+            piece = request.prompt_token_ids[running.num_scored : running.num_scored + 2]
+            running.num_scored += 2
+            output.prompt_logprobs = [_logprobs(token_id, params.prompt_logprobs) for token_id in piece]
+            if running.num_scored < len(request.prompt_token_ids):
+                return output
         if running.num_tokens == 0:
             output.num_cached_tokens = 0
             output.queued_time, output.scheduled_time = running.queued_time, began
@@ -153,8 +163,7 @@ class FakeEngine:
         output.text = b"" if token_id == EOS else bytes([token_id])
         running.text += output.text
         if params.logprobs is not None:
-            top = [token_id, 0xE2, 0x41][: params.logprobs]
-            output.logprobs = [TokenLogprobs(-0.5, 1, top, [-0.5, -1.5, float("-inf")][: params.logprobs])]
+            output.logprobs = [_logprobs(token_id, params.logprobs)]
         stop = next((s for s in params.stop if running.text.endswith(s.encode())), None)
         if stop is not None or token_id in params.stop_token_ids:
             output.finish_reason, output.stop_reason = FinishReason.STOP, stop or token_id
@@ -165,3 +174,8 @@ class FakeEngine:
         if output.finish_reason is not None:
             del self._running[request.request_id]
         return output
+
+
+def _logprobs(token_id: int, wanted: int) -> TokenLogprobs:
+    wanted = VOCAB_SIZE if wanted == -1 else wanted
+    return TokenLogprobs(-0.5, 1, [token_id, 0xE2, 0x41][:wanted], [-0.5, -1.5, float("-inf")][:wanted])

@@ -341,14 +341,26 @@ class SampledToken:
     finish_reason: FinishReason | None = None
 
 
+@dataclass(slots=True, frozen=True)
+class ScoredPrompt:
+    """Log-probabilities of some tokens of a prompt, each once, in order from the second token on."""
+
+    seq_id: int
+    logprobs: list[TokenLogprobs]
+
+
 @dataclass(slots=True)
 class StepResult:
     step: int
     sampled: list[SampledToken] = field(default_factory=list)
+    scored: list[ScoredPrompt] = field(default_factory=list)
 
 
 class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """News of one request for its client: zero or more new tokens, the visible bytes they add, and perhaps the end.
+
+    With prompt_logprobs there is news of the prompt before, or with, the first token: for its tokens from the second
+    on, in order and in pieces, as they are computed.
 
     `text` is raw bytes (a character may be cut at its end; the next output brings the rest). Bytes that may turn out to
     be the beginning of a stop string are held back until that is decided.
@@ -361,8 +373,9 @@ class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     text: bytes = b""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
-    num_cached_tokens: int | None = None  # set once, with the first output: prompt tokens found in the prefix cache
-    queued_time: float = 0.0  # Clock.now() of the engine; both are set once, with the first output
+    prompt_logprobs: list[TokenLogprobs] | None = None  # the next piece
+    num_cached_tokens: int | None = None  # set once, with the first token: prompt tokens found in the prefix cache
+    queued_time: float = 0.0  # Clock.now() of the engine; both are set once, with the first token
     scheduled_time: float = 0.0  # when the request was first in a plan
     error: str | None = None  # with FinishReason.ERROR
 

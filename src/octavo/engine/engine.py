@@ -16,7 +16,7 @@ from octavo.backends.cpu.backend import CpuModel, available_threads, create_exec
 from octavo.core.clock import Clock, SystemClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError
-from octavo.core.records import EngineStats, Request, RequestOutput, SampledToken, Sequence
+from octavo.core.records import EngineStats, Request, RequestOutput, SampledToken, Sequence, TokenLogprobs
 from octavo.engine.generation_config import load_generation_defaults
 from octavo.engine.limits import check_token_limits
 from octavo.engine.loader import load_model, unknown_overrides
@@ -171,7 +171,12 @@ class Engine:
             for seq in plan.new:
                 self._live[seq.seq_id].scheduled_time = now
         result = self._runner.execute(plan)
-        outputs = [self._take(sampled) for sampled in result.sampled]
+        scored = {prompt.seq_id: prompt.logprobs for prompt in result.scored}
+        outputs = [self._take(sampled, scored.pop(sampled.seq_id, None)) for sampled in result.sampled]
+        outputs += [
+            RequestOutput(request_id=self._live[seq_id].seq.request.request_id, prompt_logprobs=logprobs)
+            for seq_id, logprobs in scored.items()
+        ]
         for seq in self.scheduler.update(result):
             del self._live[seq.seq_id]
         self._stats.num_steps += 1
@@ -199,7 +204,7 @@ class Engine:
         if hasattr(self, "program"):  # closing twice is harmless
             del self.program, self._runner
 
-    def _take(self, sampled: SampledToken) -> RequestOutput:
+    def _take(self, sampled: SampledToken, prompt_logprobs: list[TokenLogprobs] | None) -> RequestOutput:
         """The news that a sampled token is; marks it if it ends its request."""
         live = self._live[sampled.seq_id]
         request, first = live.seq.request, live.num_outputs == 0
@@ -213,6 +218,7 @@ class Engine:
             text=released,
             finish_reason=sampled.finish_reason,
             stop_reason=stop_reason,
+            prompt_logprobs=prompt_logprobs,
             num_cached_tokens=live.seq.num_cached_tokens if first else None,
             queued_time=live.queued_time if first else 0.0,
             scheduled_time=live.scheduled_time if first else 0.0,
@@ -246,7 +252,7 @@ class Engine:
                 "use its own tokenizer",
                 param="prompt",
             )
-        check_token_limits(request.params, vocab_size, self.info.max_logprobs)
+        check_token_limits(request.params, len(prompt), vocab_size, self.info.max_logprobs)
         assert request.params.seed is not None, "the door resolves seeds"
 
 

@@ -197,7 +197,6 @@ class Frontend:
         self._check_prompt(token_ids, param)
         if params.bad_words:
             params = msgspec.structs.replace(params, bad_words_token_ids=self._ways_to_write(params.bad_words))
-        check_token_limits(params, self.info.vocab_size, self.info.max_logprobs)
         room = self.info.max_model_len - len(token_ids)
         max_tokens = params.max_tokens
         if max_tokens is None or (clamp_max_tokens and max_tokens > room):
@@ -215,6 +214,8 @@ class Frontend:
                 f"min_tokens is {params.min_tokens:,}, but only {max_tokens:,} can follow this prompt: lower it",
                 param="min_tokens",
             )
+        params = msgspec.structs.replace(params, max_tokens=max_tokens)
+        check_token_limits(params, len(token_ids), self.info.vocab_size, self.info.max_logprobs)
         if reasoning is not None:
             end_token_ids = tuple(self._tokenizer.encode(reasoning.ends[0], add_special_tokens=False))
             reasoning = msgspec.structs.replace(reasoning, end_token_ids=end_token_ids)
@@ -228,7 +229,7 @@ class Frontend:
         return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            params=msgspec.structs.replace(params, max_tokens=max_tokens, seed=seed),
+            params=msgspec.structs.replace(params, seed=seed),
             arrival_time=arrival_time,
             cache_salt=cache_salt,
             reasoning=reasoning,

@@ -11,15 +11,18 @@ from itertools import chain
 from octavo.core.errors import InvalidRequestError
 from octavo.core.records import SamplingParams
 
+MAX_ALTERNATIVES = 1 << 22  # in all of an answer, and in all of a prompt; each takes some 70 bytes where it waits
 
-def check_token_limits(params: SamplingParams, vocab_size: int, max_logprobs: int) -> None:
-    """max_logprobs: -1 for no limit. Raises InvalidRequestError naming the field."""
+
+def check_token_limits(params: SamplingParams, num_prompt_tokens: int, vocab_size: int, max_logprobs: int) -> None:
+    """`params.max_tokens` is resolved; max_logprobs: -1 for no limit. Raises InvalidRequestError naming the field."""
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     _check_ids("bad_words", chain.from_iterable(params.bad_words_token_ids), vocab_size)
-    _check_logprobs("logprobs", params.logprobs, vocab_size, max_logprobs)
-    _check_logprobs("prompt_logprobs", params.prompt_logprobs, vocab_size, max_logprobs)
+    prompt, output = "prompt token", "output token"
+    _check_logprobs("prompt_logprobs", params.prompt_logprobs, vocab_size, max_logprobs, num_prompt_tokens - 1, prompt)
+    _check_logprobs("logprobs", params.logprobs, vocab_size, max_logprobs, params.max_tokens or 1, output)
 
 
 def _check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
@@ -30,15 +33,19 @@ def _check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
         )
 
 
-def _check_logprobs(param: str, wanted: int | None, vocab_size: int, limit: int) -> None:
-    if wanted is None or limit < 0:
+def _check_logprobs(param: str, wanted: int | None, vocab_size: int, limit: int, num_tokens: int, token: str) -> None:
+    if wanted is None:
         return
-    if wanted == -1 and vocab_size > limit:
-        what = f"-1, the whole vocabulary of {vocab_size:,}"
-    elif wanted > limit:
-        what = f"{wanted:,}"
-    else:
-        return
-    raise InvalidRequestError(
-        f"{param} is {what}; the limit is {limit:,}: ask for fewer, or start with a larger --max-logprobs", param=param
-    )
+    each = vocab_size if wanted == -1 else min(wanted, vocab_size)
+    what = f"-1, the whole vocabulary of {vocab_size:,}" if wanted == -1 else f"{wanted:,}"
+    if limit >= 0 and (each if wanted == -1 else wanted) > limit:
+        raise InvalidRequestError(
+            f"{param} is {what}; the limit is {limit:,}: ask for fewer, or start with a larger --max-logprobs",
+            param=param,
+        )
+    if each * num_tokens > MAX_ALTERNATIVES:
+        raise InvalidRequestError(
+            f"{param} is {what}, for each of {num_tokens:,} {token}s; together the limit is {MAX_ALTERNATIVES:,}: ask "
+            "for fewer, or have fewer tokens",
+            param=param,
+        )

@@ -24,6 +24,7 @@ from octavo.graph.schema import (
     Op,
     RmsNorm,
     Rope,
+    SelectRows,
     Tensor,
     Weight,
 )
@@ -133,11 +134,13 @@ class Arena:
 def plan_arena(graph: Graph, size_of: Callable[[Tensor], int], alignment: int = 64) -> Arena:
     """First-fit placement by liveness: tensors whose lives overlap never share memory.
 
-    A node's outputs never overlap its inputs, except that AddRmsNorm writes its sum over x. Graph outputs live on.
+    A node's outputs never overlap its inputs, except that AddRmsNorm writes its sum over x. Graph outputs live on, and
+    so does what rows are selected from, so that others can be selected later.
     """
     last_use = {t.id: i for i, node in enumerate(graph.nodes) for t in node.inputs}
     end = len(graph.nodes)
     last_use |= {t.id: end for t in graph.outputs.values()}
+    last_use |= {node.op.x.id: end for node in graph.nodes if isinstance(node.op, SelectRows)}
     live: list[tuple[int, int, int]] = []  # (offset, size, dies after node)
     offsets: dict[int, int] = {}
     total = 0

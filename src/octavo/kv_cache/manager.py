@@ -115,7 +115,7 @@ class KVCacheManager:
         seq.num_computed_tokens = match.num_tokens
         if seq.num_preemptions == 0:
             seq.num_cached_tokens = match.num_tokens
-            self.num_prefix_queries += seq.num_tokens if self.enable_prefix_caching else 0
+            self.num_prefix_queries += seq.num_tokens if self._may_match(seq) else 0
             self.num_prefix_hits += match.num_tokens
         return Admission.ADMITTED
 
@@ -217,8 +217,12 @@ class KVCacheManager:
         """
         return node is not None and node.owner is not None and node.owner < seq.seq_id
 
+    def _may_match(self, seq: Sequence) -> bool:
+        """Whose prompt is to be scored needs the logits of all its tokens, which are not cached."""
+        return self.enable_prefix_caching and seq.request.params.prompt_logprobs is None
+
     def _match(self, seq: Sequence) -> PrefixMatch:
-        if not self.enable_prefix_caching:
+        if not self._may_match(seq):
             return PrefixMatch([], 0, self.index.root, None)
         return self.index.match(seq.token_ids, seq.request.cache_salt)
 
@@ -257,7 +261,8 @@ class KVCacheManager:
         """Become the owner of the nodes of the whole blocks behind the match; returns them, the first one last."""
         nodes: list[PrefixNode] = []
         # Taking blocks may have evicted what was matched, if the sequence needs none of it (a window of one token).
-        if self.enable_prefix_caching and match.node.state is NodeState.READY:
+        # Who matched nothing on purpose would announce what others have computed.
+        if self._may_match(seq) and match.node.state is NodeState.READY:
             parent, salt = match.node, seq.request.cache_salt
             for i in range(len(match.nodes), seq.num_tokens // self.block_size):
                 tokens = self._block_tokens(seq, i)

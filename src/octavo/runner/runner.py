@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core import records
-from octavo.core.records import Request, SampledToken, ScheduledSequence, StepPlan, StepResult
+from octavo.core.records import Request, SampledToken, ScheduledSequence, ScoredPrompt, StepPlan, StepResult
 from octavo.runner.constraint import TokenConstraint
+from octavo.runner.prompt_scorer import score_tokens
 from octavo.runner.sampler import Sampler, SamplerState
 
 Ints = NDArray[np.int32]
@@ -28,18 +30,27 @@ class Program(Protocol):
         self, token_ids: Ints, first_row: Ints, first_position: Ints, block_tables: Sequence[Ints], selected_rows: Ints
     ) -> None: ...
     def sample(self, rows: int, /, *arrays: NDArray[Any]) -> None: ...
+    def select(self, rows: Ints) -> None: ...
+    def score(self, rows: int, /, *arrays: NDArray[Any]) -> None: ...
     def copy_blocks(self, source: Ints, destination: Ints) -> None: ...
 
 
 @dataclass(slots=True)
 class _Known:
-    """What the runner remembers of one sequence. `row`: where its blocks were last written in the step's tables."""
+    """What the runner remembers of one sequence. `row`: where its blocks were last written in the step's tables.
+
+    prompt_logprobs: how many alternatives of each prompt token are wanted, or None. num_scored: prompt tokens behind
+    which the next one has been scored; a sequence that is computed again is not scored again.
+    """
 
     seq_id: int
     tokens: Ints  # [most tokens it can have]
     num_tokens: int
     blocks: Ints  # [KV groups, most blocks it can have], logical -> physical
     sampler: SamplerState
+    num_prompt_tokens: int
+    prompt_logprobs: int | None
+    num_scored: int = 0
     row: int = -1
 
 
@@ -80,7 +91,7 @@ class Runner:
         self._occupants = [-1] * max_num_seqs  # the seq_id whose blocks a row of the tables holds
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """One step: forget, learn, copy blocks, compute, sample."""
+        """One step: forget, learn, copy blocks, compute, sample, score prompts."""
         for seq_id in plan.finished:
             del self._known[seq_id]
         for seq in plan.new:
@@ -92,22 +103,46 @@ class Runner:
             return StepResult(plan.step)
 
         sampling = self._compute(plan.scheduled)
+        return StepResult(plan.step, self._sample(sampling), self._score_prompts(plan.scheduled))
+
+    def _sample(self, sampling: Sequence[_Known]) -> list[SampledToken]:
         if not sampling:
-            return StepResult(plan.step)
+            return []
         sampled = self._sampler.run(self._program.sample, len(sampling), [known.sampler for known in sampling])
-        result = StepResult(plan.step)
+        result = []
         for known, (token_id, logprobs) in zip(sampling, sampled, strict=True):
             known.tokens[known.num_tokens] = token_id
             known.num_tokens += 1
             known.sampler.append(token_id)
-            result.sampled.append(SampledToken(known.seq_id, token_id, logprobs))
+            result.append(SampledToken(known.seq_id, token_id, logprobs))
         return result
+
+    def _score_prompts(self, scheduled: Sequence[ScheduledSequence]) -> list[ScoredPrompt]:
+        """Overwrites the logits of the step."""
+        counts: list[tuple[int, int]] = []  # seq_id, tokens to be scored
+        rows: list[int] = []
+        tokens: list[int] = []
+        num_logprobs: list[int] = []
+        begin = 0
+        for s in scheduled:
+            known = self._known[s.seq_id]
+            end = min(s.first + s.count, known.num_prompt_tokens - 1)
+            if known.prompt_logprobs is not None and known.num_scored < end:
+                first, known.num_scored = known.num_scored, end
+                assert first >= s.first, "whose prompt is scored computes all of it"
+                counts.append((s.seq_id, end - first))
+                rows.extend(range(begin + first - s.first, begin + end - s.first))
+                tokens.extend(known.tokens[first + 1 : end + 1].tolist())
+                num_logprobs.extend([known.prompt_logprobs] * (end - first))
+            begin += s.count
+        scored = iter(score_tokens(self._program, self._sampler.max_rows, rows, tokens, num_logprobs))
+        return [ScoredPrompt(seq_id, list(islice(scored, count))) for seq_id, count in counts]
 
     def _learn(self, seq: records.Sequence) -> None:
         request = seq.request
         room = self._max_model_len - seq.num_prompt_tokens
-        wanted = request.params.max_tokens
-        tokens = np.empty(seq.num_prompt_tokens + (room if wanted is None else min(wanted, room)), np.int32)
+        max_tokens = request.params.max_tokens
+        tokens = np.empty(seq.num_prompt_tokens + (room if max_tokens is None else min(max_tokens, room)), np.int32)
         tokens[: seq.num_prompt_tokens] = request.prompt_token_ids
         blocks = np.zeros((self._num_kv_groups, self._num_blocks(len(tokens))), np.int32)
         sampler = SamplerState(
@@ -117,7 +152,16 @@ class Runner:
             self._sampler.vocab_size,
             constraints=self._constraints_of(request),
         )
-        self._known[seq.seq_id] = _Known(seq.seq_id, tokens, seq.num_prompt_tokens, blocks, sampler)
+        wanted = request.params.prompt_logprobs
+        self._known[seq.seq_id] = _Known(
+            seq.seq_id,
+            tokens,
+            seq.num_prompt_tokens,
+            blocks,
+            sampler,
+            seq.num_prompt_tokens,
+            self._sampler.vocab_size if wanted == -1 else wanted,
+        )
 
     def _compute(self, scheduled: Sequence[ScheduledSequence]) -> list[_Known]:
         """Runs the program; returns the sequences whose logits it has now, in the order of their rows."""

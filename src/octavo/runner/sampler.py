@@ -12,7 +12,7 @@ import numpy as np
 
 from octavo.core.records import SamplingParams, TokenLogprobs
 from octavo.runner.constraint import AllowedTokens, TokenConstraint, fill_mask, mask_words
-from octavo.runner.sampling import Array, SampleArrays
+from octavo.runner.sampling import Array, SampleArrays, ScoreArrays
 
 _NOTHING: Array = np.empty(0, np.int32)
 
@@ -208,7 +208,7 @@ class Sampler:
         native_sample(logits_rows, *a)
         tokens = a.token[:logits_rows].tolist()
         return [
-            (token, self._logprobs(row, state.num_logprobs) if state.num_logprobs >= 0 else None)
+            (token, token_logprobs(a, row) if state.num_logprobs >= 0 else None)
             for row, (token, state) in enumerate(zip(tokens, states, strict=True))
         ]
 
@@ -239,11 +239,12 @@ class Sampler:
         a = self._arrays
         a.bitmask_row[row] = row if fill_mask(state.constraints, a.bitmasks[row]) else -1
 
-    def _logprobs(self, row: int, wanted: int) -> TokenLogprobs:
-        a = self._arrays
-        ids = a.top_ids[row, :wanted].tolist()
-        count = wanted - ids.count(-1)
-        return TokenLogprobs(float(a.logprob[row]), int(a.rank[row]), ids[:count], a.top_logprobs[row, :count].tolist())
+
+def token_logprobs(a: SampleArrays | ScoreArrays, row: int) -> TokenLogprobs:
+    """What was written for a row that asked for it."""
+    ids = a.top_ids[row, : a.num_logprobs[row]].tolist()
+    count = len(ids) - ids.count(-1)
+    return TokenLogprobs(float(a.logprob[row]), int(a.rank[row]), ids[:count], a.top_logprobs[row, :count].tolist())
 
 
 def _offsets(lengths: list[int]) -> Array:

@@ -74,6 +74,19 @@ class SampleArrays(NamedTuple):
     top_logprobs: Array  # out: float32 [rows, max_logprobs]
 
 
+class ScoreArrays(NamedTuple):
+    """The rows of given tokens to be scored, in the order in which a backend's `score` takes them. [rows] each unless
+    noted.
+    """
+
+    num_logprobs: Array  # int32; 0: of the token only
+    token: Array  # int32
+    logprob: Array  # out: float32
+    rank: Array  # out: int32
+    top_ids: Array  # out: int32 [rows, max_logprobs]; -1 past the end of a small vocabulary
+    top_logprobs: Array  # out: float32 [rows, max_logprobs]
+
+
 class Survivors(NamedTuple):
     ids: Array  # int64, ascending
     weights: Array  # float64, proportional to the probabilities
@@ -206,14 +219,24 @@ def sample(logits: Array, rows: int, *arrays: Array) -> None:
     a = SampleArrays(*arrays)
     for row in range(rows):
         x = clean(logits[row])
-        token = choose(x, a, row)
-        a.token[row] = token
-        wanted = a.num_logprobs[row]
-        if wanted < 0:
-            continue
-        logprobs = log_softmax(x)
-        a.logprob[row] = logprobs[token]
-        a.rank[row] = 1 + np.count_nonzero(x > x[token])
-        best = ranking(x)[:wanted]
-        a.top_ids[row, :wanted], a.top_logprobs[row, :wanted] = -1, -np.inf
-        a.top_ids[row, : best.size], a.top_logprobs[row, : best.size] = best, logprobs[best]
+        a.token[row] = choose(x, a, row)
+        if a.num_logprobs[row] >= 0:
+            _write_logprobs(x, row, a)
+
+
+def score(logits: Array, rows: int, *arrays: Array) -> None:
+    """Log-probabilities of a given token for each of the first `rows` rows of logits, float32 [>= rows, vocab].
+
+    `arrays` are the fields of ScoreArrays, the last four of which are written.
+    """
+    for row in range(rows):
+        _write_logprobs(clean(logits[row]), row, ScoreArrays(*arrays))
+
+
+def _write_logprobs(x: Array, row: int, a: SampleArrays | ScoreArrays) -> None:
+    logprobs, token, wanted = log_softmax(x), a.token[row], a.num_logprobs[row]
+    a.logprob[row] = logprobs[token]
+    a.rank[row] = 1 + np.count_nonzero(x > x[token])
+    best = ranking(x)[:wanted]
+    a.top_ids[row, :wanted], a.top_logprobs[row, :wanted] = -1, -np.inf
+    a.top_ids[row, : best.size], a.top_logprobs[row, : best.size] = best, logprobs[best]

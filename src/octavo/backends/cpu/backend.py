@@ -170,6 +170,14 @@ class CpuProgram:
         """Samples from the first `rows` rows of the logits: runner.sampler.NativeSample."""
         self.native.sample(self._outputs["logits"], rows, *arrays)
 
+    def select(self, rows: NDArray[np.int32]) -> None:
+        """The logits of other rows of the last step, instead of those selected before."""
+        self.native.select(rows)
+
+    def score(self, rows: int, /, *arrays: NDArray[Any]) -> None:
+        """Scores given tokens by the first `rows` rows of the logits: runner.prompt_scorer.NativeScore."""
+        self.native.score(self._outputs["logits"], rows, *arrays)
+
     def copy_blocks(self, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
         self.pool.copy_blocks(source, destination)
 
