@@ -60,9 +60,7 @@ class _Running:
     queued_time: float
     text: bytes = b""
     num_tokens: int = 0
-    num_scored: int = (
-        1  # prompt tokens whose log-probabilities have been told, if they were asked for; the first has none
-    )
+    num_scored: int = 1  # of the prompt's tokens, if that was asked for; the first has no log-probability
 
     @property
     def num_blocks(self) -> int:

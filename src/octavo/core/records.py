@@ -373,7 +373,6 @@ class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     text: bytes = b""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
-    prompt_logprobs: list[TokenLogprobs] | None = None  # the next piece
     num_cached_tokens: int | None = None  # set once, with the first token: prompt tokens found in the prefix cache
     queued_time: float = 0.0  # Clock.now() of the engine; both are set once, with the first token
     scheduled_time: float = 0.0  # when the request was first in a plan
