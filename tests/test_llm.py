@@ -196,7 +196,7 @@ def test_leaving_the_context_closes_the_engine(llm: LLM, engine: FakeEngine) -> 
         llm.generate("ab")
 
 
-@pytest.mark.parametrize("option", ["max_model_len", "block_size", "threads", "memory_utilization"])
+@pytest.mark.parametrize("option", ["max_model_len", "block_size", "threads", "gpu_memory_utilization"])
 def test_an_option_of_the_wrong_type_is_refused_by_name(option: str) -> None:
     with pytest.raises(ConfigError, match=option.replace("_", "-")):
         LLM(__file__, **{option: "8"})

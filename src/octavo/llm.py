@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import logging
 import math
@@ -18,8 +17,9 @@ from typing import Any, Self
 
 from octavo.core.clock import Clock, SystemClock
 from octavo.core.config import EngineConfig
-from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
+from octavo.core.errors import EngineDeadError, InvalidRequestError
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
+from octavo.core.vllm_flags import checked_options
 from octavo.engine.frontend import Detokenizer, Frontend
 from octavo.engine.messages import EngineInfo
 from octavo.engine.model_location import locate_model
@@ -30,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 Prompt = str | list[int]
 Message = Mapping[str, Any]
-
-# vLLM's names for options that EngineConfig calls otherwise.
-OPTION_ALIASES = {"gpu_memory_utilization": "memory_utilization", "num_gpu_blocks_override": "num_blocks_override"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,20 +72,22 @@ class PromptResult:
 
 
 class LLM:
-    """A loaded model. Options are the fields of EngineConfig; no model means the built-in one.
+    """A loaded model. Options are the fields of EngineConfig, which are vLLM's where it has them; no model means the
+    built-in one. Other options of vLLM are accepted where they ask for nothing, with a warning where they mean nothing.
 
     Threads may call it at the same time: their requests run in one batch, and whoever waits moves all of them on.
     Raises ConfigError, ModelFileError. Close it, or use it in a `with`, to give the memory back.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
-        config = locate_model(_engine_config(model, options))
+        given, notes = checked_options("LLM", options)
+        config = locate_model(EngineConfig(model=str(model) if isinstance(model, os.PathLike) else model, **given))
         from octavo.engine.engine import Engine  # only here are the kernels loaded
 
         clock = SystemClock()
         text = load_text_side(config)
         engine = Engine(config)
-        for warning in (*text.warnings, *engine.info.warnings):
+        for warning in (*notes, *text.warnings, *engine.info.warnings):
             logger.warning("octavo: %s", warning)
         frontend = Frontend(text.tokenizer, text.template, engine.info, config.seed)
         self._attach(engine, frontend, clock, text.defaults.params())
@@ -316,17 +315,6 @@ def _interrupts_wait() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if caught:
         handler(*caught[0])
-
-
-def _engine_config(model: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> EngineConfig:
-    names = [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
-    renamed = {OPTION_ALIASES.get(name, name): value for name, value in options.items()}
-    for name in renamed:
-        if name not in names:
-            near = difflib.get_close_matches(name, [*names, *OPTION_ALIASES], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(names)}"
-            raise ConfigError(f"LLM has no option {name!r}: {hint}")
-    return EngineConfig(model=str(model) if isinstance(model, os.PathLike) else model, **renamed)
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -14,9 +14,11 @@ import pytest
 
 from octavo.cli import chat, options, terminal
 from octavo.cli.main import main
-from octavo.cli.options import engine_config, human_int
+from octavo.cli.options import engine_config
+from octavo.cli.parser import Parser
 from octavo.cli.remote import RemoteModel
 from octavo.cli.text_models import LocalModel
+from octavo.cli.values import human_int
 from octavo.core.clock import VirtualClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
@@ -31,7 +33,7 @@ MODEL = __file__  # any file: nothing here loads it
 
 
 def config_of(*flags: str) -> EngineConfig:
-    parser = options.Parser(prog="octavo test")
+    parser = Parser(prog="octavo test")
     options.add_engine_flags(parser)
     return engine_config(parser.parse_args(flags))
 
@@ -70,9 +72,9 @@ def test_every_engine_flag_reaches_the_configuration() -> None:
         max_num_seqs=8,
         max_logprobs=5,
         long_prefill_token_threshold=64,
-        memory_utilization=0.5,
+        gpu_memory_utilization=0.5,
         kv_cache_memory_bytes=3 << 29,
-        num_blocks_override=99,
+        num_gpu_blocks_override=99,
         enable_prefix_caching=False,
         kv_cache_metrics=True,
         kv_cache_metrics_sample=0.5,
@@ -109,13 +111,22 @@ def test_without_flags_the_configuration_has_its_own_defaults() -> None:
     ],
 )
 def test_parsers_of_answers_are_chosen_by_vllms_flags(flags: tuple[str, ...], parsers: AnswerParsers) -> None:
-    parser = options.Parser(prog="octavo test")
+    parser = Parser(prog="octavo test")
     options.add_answer_flags(parser.add_argument_group("server"))
     assert options.answer_parsers(parser.parse_args(flags)) == parsers
 
 
+def test_a_model_may_have_several_names_in_the_api() -> None:
+    config = config_of(MODEL, "--served-model-name", "a", "b")
+    assert (config.served_model_name, config.served_names) == (("a", "b"), ("a", "b"))
+    assert EngineConfig(served_model_name=["a"]).served_model_name == "a"  # type: ignore[arg-type]
+    for wrong in ([], [""], ["a", 5], 5):
+        with pytest.raises(ConfigError, match="one or several names"):
+            EngineConfig(served_model_name=wrong)  # type: ignore[arg-type]
+
+
 def test_both_names_of_the_memory_share_mean_the_same() -> None:
-    assert config_of(MODEL, "--memory-utilization=0.3").memory_utilization == 0.3
+    assert config_of(MODEL, "--memory-utilization=0.3").gpu_memory_utilization == 0.3
 
 
 def test_the_instruction_set_may_come_from_the_environment_and_the_flag_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +158,7 @@ def test_a_misspelt_flag_suggests_the_right_one(capsys: pytest.CaptureFixture[st
         capsys, "serve", "--max-modle-len", "5"
     )
     assert "did you mean --temperature?" in error_of(capsys, "chat", "--temprature=5")
-    assert "'octavo serve --help'" in error_of(capsys, "serve", "--xyzzy")
+    assert "'octavo serve --help=all' lists" in error_of(capsys, "serve", "--xyzzy")
 
 
 @pytest.mark.parametrize(
@@ -181,9 +192,18 @@ def test_a_misspelt_flag_suggests_the_right_one(capsys: pytest.CaptureFixture[st
         (["chat", "--url", "http://127.0.0.1:9", "--threads", "1"], "leave out the model and engine flags"),
         (["complete", "hello", "--url", "http://127.0.0.1:9"], "is the server running there?"),
         (["complete", "hello", "--temperature", "3", "--url", "http://127.0.0.1:9"], "temperature is 3.0"),
-        (["sevre"], "sevre"),
-        ([], "name a command: serve, chat, complete, pull, models, quantize, bench, info, collect-env"),
-        (["--prot"], "unknown argument --prot"),
+        (["serve", "--kv-cache-dtype", "fp8", MODEL], "(8 bits and less are not supported yet)"),
+        (["serve", "--kv-cache-memory-bytes", "-1G"], "'-1G' is not a number like 4096"),
+        (["serve", "--served-model-name", "a", "org/b"], "took 'org/b' as one more name: name the model before"),
+        (["serve", "--enable-lora", MODEL], "--enable-lora is not supported: adapters"),
+        (["serve", "--tensor-parallel-sise", "1"], "did you mean --tensor-parallel-size?"),
+        (["sevre"], "unknown command sevre: did you mean serve?"),
+        (["zzzzzz"], "unknown command zzzzzz: the commands are serve, "),
+        ([], "name a command: serve, chat, complete, pull, models, quantize, bench latency, bench throughput, bench serve, "),
+        (["--prot"], "unknown flag --prot (flags come behind the command)"),
+        (["bench"], "name a bench command: latency, throughput, serve"),
+        (["bench", "sevre"], "unknown bench command sevre: did you mean serve?"),
+        (["--versoin"], "did you mean --version?"),
     ],
 )
 def test_a_wrong_command_is_one_line_and_code_2(
@@ -217,11 +237,14 @@ def test_the_command_line_does_not_wait_for_heavy_imports() -> None:
 
 
 def test_version_and_help_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (["--version"], ["--help"], ["serve", "--help"], ["chat", "--help"]):
+    assert main(["--version"]) == main(["--help"]) == 0
+    for argv in (["serve", "--help"], ["chat", "-h"], ["info", "--help"]):
         with pytest.raises(SystemExit) as ended:
             main(argv)
         assert ended.value.code == 0
-    assert "127.0.0.1" not in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "octavo serve --help" in shown.out
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cli.options import Parser
+from octavo.cli.parser import Parser
 from octavo.cli.server_options import add_server_flags, server_settings
 from octavo.core.errors import ConfigError
 from octavo.server.settings import KEY_VARIABLES, ServerSettings
@@ -103,7 +103,7 @@ def test_an_empty_key_is_one_clear_error() -> None:
         (["--uds-mode", "9"], "octal"),
         (["--allowed-origins", "[1]"], "JSON list"),
         (["--log-format", "xml"], "text"),
-        (["--client-timeout", "soon"], "invalid float"),
+        (["--client-timeout", "soon"], "not a number"),
     ],
 )
 def test_values_that_cannot_be_are_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ def plan(
 
 
 def test_utilization_is_of_the_total_less_weights_and_workspace() -> None:
-    assert plan(memory_utilization=0.5).num_blocks == 8 * 1024 - 1000
+    assert plan(gpu_memory_utilization=0.5).num_blocks == 8 * 1024 - 1000
 
 
 def test_by_default_the_pool_is_what_the_sequences_can_use() -> None:
@@ -50,12 +50,12 @@ def test_by_default_the_pool_is_at_most_8_gib() -> None:
 
 
 def test_bytes_and_blocks_are_taken_at_their_word_and_blocks_win() -> None:
-    assert plan(kv_cache_memory_bytes=GIB + 1, memory_utilization=0.9).num_blocks == 1024
-    assert plan(num_blocks_override=70, kv_cache_memory_bytes=GIB).num_blocks == 70
+    assert plan(kv_cache_memory_bytes=GIB + 1, gpu_memory_utilization=0.9).num_blocks == 1024
+    assert plan(num_gpu_blocks_override=70, kv_cache_memory_bytes=GIB).num_blocks == 70
 
 
 def test_exactly_one_full_sequence_is_enough() -> None:
-    assert plan(num_blocks_override=BLOCKS_OF_ONE).num_blocks == BLOCKS_OF_ONE
+    assert plan(num_gpu_blocks_override=BLOCKS_OF_ONE).num_blocks == BLOCKS_OF_ONE
 
 
 def test_too_small_for_one_sequence_is_refused_with_the_numbers_and_a_length_that_fits() -> None:
@@ -80,13 +80,13 @@ def test_the_length_that_is_proposed_does_fit() -> None:
 
 def test_a_wide_cache_type_that_does_not_fit_is_told_of_the_narrow_ones() -> None:
     with pytest.raises(ConfigError, match=r"or a smaller --kv-cache-dtype \(bfloat16\)"):
-        plan(num_blocks_override=10, kv="float32")
+        plan(num_gpu_blocks_override=10, kv="float32")
 
 
 @pytest.mark.parametrize("utilization", [None, 0.5])
 def test_weights_that_leave_nothing_are_refused_without_a_length_of_zero(utilization: float | None) -> None:
     with pytest.raises(ConfigError, match=r"room for 0 tokens.*weights take 20\.00 GiB") as error:
-        plan(weight_bytes=20 * GIB, memory_utilization=utilization)
+        plan(weight_bytes=20 * GIB, gpu_memory_utilization=utilization)
     assert "--max-model-len" not in str(error.value)
 
 
@@ -97,28 +97,28 @@ def test_a_workspace_that_leaves_nothing_is_told_with_the_flags_it_grows_with() 
 
 
 def test_a_pool_larger_than_the_machine_is_refused() -> None:
-    assert plan(num_blocks_override=15 * 1024).num_blocks == 15 * 1024
+    assert plan(num_gpu_blocks_override=15 * 1024).num_blocks == 15 * 1024
     with pytest.raises(ConfigError, match=r"1,000,000 blocks \(--num-gpu-blocks-override\) take .* has 16\.00 GiB"):
-        plan(num_blocks_override=1_000_000)
+        plan(num_gpu_blocks_override=1_000_000)
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
         plan(kv_cache_memory_bytes=16 * GIB)
 
 
 def test_utilization_above_95_percent_is_warned_of() -> None:
     machine = MachineMemory(16 * GIB, 16 * GIB)
-    assert plan(machine=machine, memory_utilization=0.95).warnings == ()
-    (warning,) = plan(machine=machine, memory_utilization=0.97).warnings
+    assert plan(machine=machine, gpu_memory_utilization=0.95).warnings == ()
+    (warning,) = plan(machine=machine, gpu_memory_utilization=0.97).warnings
     assert "0.97" in warning
 
 
 def test_more_than_is_available_now_is_warned_of() -> None:
-    (warning,) = plan(memory_utilization=0.8).warnings
+    (warning,) = plan(gpu_memory_utilization=0.8).warnings
     assert "12.80 GiB" in warning
     assert "10.00 GiB" in warning
 
 
 def test_the_table_has_a_row_for_each_number() -> None:
-    rows = dict(plan(num_blocks_override=100, kv="float16").rows())
+    rows = dict(plan(num_gpu_blocks_override=100, kv="float16").rows())
     assert rows == {
         "total memory": "16.00 GiB (10.00 GiB available)",
         "weights": "900.00 MiB",
@@ -143,7 +143,7 @@ BLOCKS_OF_CHUNK = 6 * 128
 
 
 def test_the_table_says_what_the_sliding_window_saves() -> None:
-    config = EngineConfig(model="m.gguf", num_blocks_override=3 * BLOCKS_AT_LENGTH)
+    config = EngineConfig(model="m.gguf", num_gpu_blocks_override=3 * BLOCKS_AT_LENGTH)
     rows = dict(plan_memory(MACHINE, MIXED, config).rows())
     assert rows["KV blocks"] == "6,738 of 16 tokens in 4 layers, 64.0 KiB each"
     assert rows["KV tokens"] == "98,304"
@@ -155,7 +155,7 @@ def test_the_table_says_what_the_sliding_window_saves() -> None:
 
 def test_a_window_as_long_as_a_sequence_saves_nothing_and_is_not_spoken_of() -> None:
     model = replace(MIXED, max_model_len=512)
-    rows = dict(plan_memory(MACHINE, model, EngineConfig(model="m.gguf", num_blocks_override=448)).rows())
+    rows = dict(plan_memory(MACHINE, model, EngineConfig(model="m.gguf", num_gpu_blocks_override=448)).rows())
     assert "sliding window" not in rows
     assert rows["KV tokens"] == "1,024"
     assert rows["full-length sequences"] == "2.0 of 512 tokens"
@@ -168,14 +168,14 @@ def test_by_default_sliding_layers_get_a_window_for_each_sequence_and_one_chunk(
 
 def test_one_sequence_needs_room_for_its_window_and_a_chunk() -> None:
     needed = BLOCKS_AT_LENGTH + BLOCKS_OF_CHUNK
-    config = EngineConfig(model="m.gguf", num_blocks_override=needed)
+    config = EngineConfig(model="m.gguf", num_gpu_blocks_override=needed)
     assert plan_memory(MACHINE, MIXED, config).num_blocks == needed
     with pytest.raises(ConfigError, match=r"--max-model-len 32752, or .*a smaller --max-num-batched-tokens"):
-        plan_memory(MACHINE, MIXED, replace(config, num_blocks_override=needed - 1))
+        plan_memory(MACHINE, MIXED, replace(config, num_gpu_blocks_override=needed - 1))
     shorter = replace(MIXED, max_model_len=32_752)
-    assert plan_memory(MACHINE, shorter, replace(config, num_blocks_override=needed - 1)).num_blocks == needed - 1
+    assert plan_memory(MACHINE, shorter, replace(config, num_gpu_blocks_override=needed - 1)).num_blocks == needed - 1
     with pytest.raises(ConfigError, match=r"room for 16 tokens"):
-        plan_memory(MACHINE, MIXED, replace(config, num_blocks_override=7))
+        plan_memory(MACHINE, MIXED, replace(config, num_gpu_blocks_override=7))
 
 
 def machine_files(root: Path, **files: str) -> Path:

@@ -76,8 +76,10 @@ class FakeEngine:
         if config.model.endswith(".slow"):
             time.sleep(60)
         max_model_len = config.max_model_len or 1024
+        name, *other_names = config.served_names or (MODEL_NAME,)
         self.info = EngineInfo(
-            served_model_name=config.served_model_name or MODEL_NAME,
+            served_model_name=name,
+            other_model_names=other_names,
             max_model_len=max_model_len,
             max_prompt_tokens=max_model_len - 1,
             vocab_size=VOCAB_SIZE,

@@ -1,7 +1,7 @@
 """`python -m tests.server.fake_server PORT STEP_SECONDS [MODEL] [FLAGS]`: `octavo serve` over the fake engine.
 
-FLAGS are those of `octavo serve` about HTTP, its --override-generation-config, and --canary TEXT: whatever this process
-opens or connects to, if TEXT is in its name, is told on standard error.
+FLAGS are those of `octavo serve` about HTTP, its --override-generation-config and --served-model-name, and --canary
+TEXT: whatever this process opens or connects to, if TEXT is in its name, is told on standard error.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 
 from octavo.cli.main import exit_code
-from octavo.cli.options import Parser, json_object
+from octavo.cli.parser import Parser
 from octavo.cli.serve import serve
 from octavo.cli.server_options import add_server_flags, server_settings
+from octavo.cli.values import json_object
 from octavo.core.config import EngineConfig
 from tests.server.fake_engine import text_side
 from tests.server.harness import fake_engine_command
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("step_seconds", type=float)
     parser.add_argument("model", nargs="?", default="echo")
     parser.add_argument("--override-generation-config", type=json_object, default={})
+    parser.add_argument("--served-model-name", nargs="+")
     parser.add_argument("--canary")
     add_server_flags(parser)
     args = parser.parse_args()
@@ -40,7 +42,9 @@ def main() -> int:
     if args.canary:
         watch_for(args.canary)
     command = fake_engine_command(args.step_seconds)
-    config = EngineConfig(args.model, override_generation_config=args.override_generation_config)
+    config = EngineConfig(
+        args.model, args.served_model_name, override_generation_config=args.override_generation_config
+    )
     return exit_code(lambda: serve(config, server_settings(args), command, text_side))
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from octavo.cli.main import exit_code
-from octavo.cli.options import Parser
+from octavo.cli.parser import Parser
 from octavo.cli.serve import serve
 from octavo.cli.server_options import add_server_flags, server_settings
 from octavo.core.config import EngineConfig

@@ -151,7 +151,7 @@ def draw_workload(rng: random.Random) -> Workload:
         threads=threads,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        num_blocks_override=blocks_of_one + rng.choice([0, 0, 1, 2, blocks_of_one, 6 * blocks_of_one]),
+        num_gpu_blocks_override=blocks_of_one + rng.choice([0, 0, 1, 2, blocks_of_one, 6 * blocks_of_one]),
         enable_prefix_caching=rng.random() < 0.85,
     )
     alone = EngineConfig(
@@ -164,7 +164,7 @@ def draw_workload(rng: random.Random) -> Workload:
         threads=other_threads,
         max_num_seqs=1,
         max_num_batched_tokens=tokens_alone,
-        num_blocks_override=_blocks_of_one(model, max_model_len, tokens_alone, other_block_size),
+        num_gpu_blocks_override=_blocks_of_one(model, max_model_len, tokens_alone, other_block_size),
         enable_prefix_caching=False,
     )
     num_requests = rng.randint(2, 4) if long else rng.randint(3, 10)

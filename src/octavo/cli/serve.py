@@ -24,13 +24,19 @@ if TYPE_CHECKING:
     import ssl
 
 
+COMMON_FLAGS = (
+    *("served-model-name", "max-model-len", "quantization", "dtype", "gpu-memory-utilization", "max-num-seqs"),
+    *("threads", "host", "port", "api-key", "tool-call-parser", "reasoning-parser", "config"),
+)
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
     add_server_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    return serve(engine_config(args), server_settings(args))
+    return serve(engine_config(args), server_settings(args), notes=args.notes)
 
 
 def serve(
@@ -38,10 +44,11 @@ def serve(
     settings: ServerSettings,
     command: Sequence[str] = ENGINE_COMMAND,
     load_text: Callable[[EngineConfig], TextSide] = load_text_side,
+    notes: Sequence[str] = (),
 ) -> int:
     """Serve until ctrl-C or SIGTERM. Raises OctavoError if it cannot start.
 
-    `config.model` has been located; `command` starts the engine process.
+    `config.model` has been located; `command` starts the engine process; `notes` are warnings about the command line.
     """
     tls = tls_context(settings)
     with listening(settings) as sock:
@@ -49,7 +56,7 @@ def serve(
         try:
             import asyncio
 
-            return asyncio.run(_serve(config, settings, sock, tls, process, load_text))
+            return asyncio.run(_serve(config, settings, sock, tls, process, load_text, notes))
         finally:
             if process.popen.poll() is None:
                 process.popen.kill()
@@ -62,6 +69,7 @@ async def _serve(
     tls: ssl.SSLContext | None,
     process: EngineProcess,
     load_text: Callable[[EngineConfig], TextSide],
+    notes: Sequence[str],
 ) -> int:
     import asyncio
 
@@ -95,7 +103,7 @@ async def _serve(
         content_format = settings.chat_template_content_format
         frontend = Frontend(text.tokenizer, text.template, client.info, config.seed, content_format)
         service = Service(client, frontend, SystemClock(), text.defaults.sampling, settings)
-        warnings = [*text.warnings, *client.info.warnings]
+        warnings = [*notes, *text.warnings, *client.info.warnings]
         _greet(client.info, warnings, address(sock, tls=settings.tls) + settings.root_path, settings.log_format)
         await run_until(stop, create_app(service), client, sock, settings, tls)
     finally:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from octavo.cli.options import add_answer_flags, answer_parsers, human_int, json_object
+from octavo.cli.options import add_answer_flags, answer_parsers
+from octavo.cli.parser import Repeated
+from octavo.cli.values import human_int, json_object, number, whole_number
 from octavo.core.config import CONTENT_FORMATS
 from octavo.server.settings import (
     KEY_VARIABLES,
@@ -19,9 +21,9 @@ from octavo.server.settings import (
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server")
-    security = parser.add_argument_group("server: who may ask")
-    limits = parser.add_argument_group("server: limits")
-    logs = parser.add_argument_group("server: logs")
+    security = parser.add_argument_group("security", "who may ask")
+    limits = parser.add_argument_group("limits")
+    logs = parser.add_argument_group("logs")
 
     def flag(group: Any, name: str, text: str, **options: Any) -> None:
         group.add_argument(name, help=text, **options)
@@ -30,7 +32,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     flag(
         server, "--host", "address to listen on; the default is this machine only, 0.0.0.0 is all", default=default.host
     )
-    flag(server, "--port", f"port to listen on, 0 for any free one ({default.port})", type=int, default=default.port)
+    flag(
+        server,
+        "--port",
+        f"port to listen on, 0 for any free one ({default.port})",
+        type=whole_number,
+        default=default.port,
+    )
     flag(server, "--uds", "listen on a unix socket instead of host and port", metavar="PATH")
     flag(
         server,
@@ -48,7 +56,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="PREFIX",
     )
     flag(server, "--disable-fastapi-docs", "no page at /docs", action="store_true")
-    chat = parser.add_argument_group("server: chat")
+    chat = parser.add_argument_group("chat", "chat templates")
     flag(
         chat,
         "--chat-template",
@@ -84,12 +92,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         default=default.response_role,
         metavar="ROLE",
     )
-    add_answer_flags(parser.add_argument_group("server: tools and reasoning"))
+    add_answer_flags(parser.add_argument_group("tools", "tool calls and reasoning"))
     flag(
         security,
         "--api-key",
         f"a key that requests must bring; several: again, or with commas; also {' or '.join(KEY_VARIABLES)}",
-        action="append",
+        action=Repeated,
         default=[],
         metavar="KEY",
     )
@@ -101,7 +109,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         security,
         "--ssl-cert-reqs",
         f"must clients bring one: 0 no, 1 if they have one, 2 yes ({default.ssl_cert_reqs})",
-        type=int,
+        type=whole_number,
         default=default.ssl_cert_reqs,
         metavar="N",
     )
@@ -122,7 +130,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         limits,
         "--client-timeout",
         f"seconds in which a client must get on with sending or reading ({default.client_timeout:g})",
-        type=float,
+        type=number,
         default=default.client_timeout,
         metavar="SECONDS",
     )

@@ -31,7 +31,7 @@ class EngineConfig:
     """
 
     model: str | None = None  # a GGUF file, a model's folder, org/name of the hub, or the built-in model
-    served_model_name: str | None = None
+    served_model_name: str | tuple[str, ...] | None = None  # or a list; the first name is the one in replies
     tokenizer: str | None = None  # where the tokenizer is, if not with the model
     revision: str | None = None  # of a hub repository
     download_dir: str | None = None
@@ -50,18 +50,18 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_logprobs: int = 20  # most alternatives that logprobs and prompt_logprobs may ask for; -1: no limit
     long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step, so that others can pass; 0: no limit
-    memory_utilization: float | None = None  # --gpu-memory-utilization, --memory-utilization
+    gpu_memory_utilization: float | None = None  # --gpu-memory-utilization, --memory-utilization
     kv_cache_memory_bytes: int | None = None
-    num_blocks_override: int | None = None  # --num-gpu-blocks-override
+    num_gpu_blocks_override: int | None = None  # --num-gpu-blocks-override
     enable_prefix_caching: bool = True
     kv_cache_metrics: bool = False  # how long blocks live, lie idle, and until they are used again
     kv_cache_metrics_sample: float = 0.01  # the share of blocks that are watched
     seed: int = 0
 
     def __post_init__(self) -> None:
-        def choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+        def choice(name: str, value: str, allowed: tuple[str, ...], why: str = "") -> None:
             if value not in allowed:
-                raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+                raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}{why}")
 
         def between(name: str, value: int | None, low: int, high: int = MAX_INT) -> None:
             if value is not None and type(value) is not int:
@@ -74,11 +74,18 @@ class EngineConfig:
         if type(b) is not int or not MIN_BLOCK_SIZE <= b <= MAX_BLOCK_SIZE or b & (b - 1):
             bounds = f"from {MIN_BLOCK_SIZE} to {MAX_BLOCK_SIZE}"
             raise ConfigError(f"--block-size is {b!r}; it must be a power of two {bounds}")
-        for name in ("model", "served_model_name", "tokenizer", "revision", "download_dir", "isa", "generation_config"):
+        names = (self.served_model_name,) if isinstance(self.served_model_name, str) else self.served_model_name
+        if names is not None:
+            if not isinstance(names, list | tuple) or not names or not all(isinstance(n, str) and n for n in names):
+                raise ConfigError(f"--served-model-name is {self.served_model_name!r}; it must be one or several names")
+            object.__setattr__(self, "served_model_name", names[0] if len(names) == 1 else tuple(names))
+        for name in ("model", "tokenizer", "revision", "download_dir", "isa", "generation_config"):
             text = getattr(self, name)
             if not isinstance(text, str) and (text is not None or name == "generation_config"):
                 raise ConfigError(f"--{name.replace('_', '-')} is {text!r}; it must be text")
-        choice("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        eight_bits = str(self.kv_cache_dtype).startswith(("fp8", "int8", "nvfp4"))
+        why = " (8 bits and less are not supported yet)" if eight_bits else ""
+        choice("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES, why)
         choice("--activation-dtype", self.activation_dtype, ACTIVATION_DTYPES)
         choice("--dtype", self.dtype, DTYPES)
         if self.quantization is not None:
@@ -102,11 +109,17 @@ class EngineConfig:
         between("--max-logprobs", self.max_logprobs, -1)
         between("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0)
         between("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
-        between("--num-gpu-blocks-override", self.num_blocks_override, 1)
+        between("--num-gpu-blocks-override", self.num_gpu_blocks_override, 1)
         between("--seed", self.seed, -MAX_INT - 1)
         s = self.kv_cache_metrics_sample
         if not (isinstance(s, int | float) and 0 < s <= 1):
             raise ConfigError(f"--kv-cache-metrics-sample is {s!r}; it must be greater than 0 and at most 1")
-        u = self.memory_utilization
+        u = self.gpu_memory_utilization
         if u is not None and not (isinstance(u, int | float) and 0 < u <= 1):
             raise ConfigError(f"--gpu-memory-utilization is {u!r}; it must be greater than 0 and at most 1")
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """All names of the model in the API, none if they are to come from the model."""
+        names = self.served_model_name
+        return (names,) if isinstance(names, str) else names or ()

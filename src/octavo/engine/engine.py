@@ -124,8 +124,10 @@ class Engine:
         self._live: dict[int, _Live] = {}  # by seq_id
         self._stats = EngineStats(num_blocks=memory.num_blocks)
         self._num_new_tokens = 0  # computed since the last snapshot
+        name, *other_names = config.served_names or (Path(config.model).stem,)
         self.info = EngineInfo(
-            served_model_name=config.served_model_name or Path(config.model).stem,
+            served_model_name=name,
+            other_model_names=other_names,
             max_model_len=max_model_len,
             max_prompt_tokens=max_model_len - 1,
             vocab_size=model.vocab_size,

@@ -138,15 +138,15 @@ def plan_memory(machine: MachineMemory, model: ModelMemory, config: EngineConfig
     the pool not into the machine.
     """
     fixed = model.weight_bytes + model.workspace_bytes
-    if config.num_blocks_override is not None:
-        num_blocks, rule, more = config.num_blocks_override, "--num-gpu-blocks-override", "a larger override"
+    if config.num_gpu_blocks_override is not None:
+        num_blocks, rule, more = config.num_gpu_blocks_override, "--num-gpu-blocks-override", "a larger override"
     else:
         if config.kv_cache_memory_bytes is not None:
             pool, rule = config.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
             more = "a larger --kv-cache-memory-bytes"
-        elif config.memory_utilization is not None:
-            pool = int(machine.total_bytes * config.memory_utilization) - fixed
-            rule = f"{config.memory_utilization:.0%} of the total, less weights and workspace"
+        elif config.gpu_memory_utilization is not None:
+            pool = int(machine.total_bytes * config.gpu_memory_utilization) - fixed
+            rule = f"{config.gpu_memory_utilization:.0%} of the total, less weights and workspace"
             more = "a larger --gpu-memory-utilization"
         else:
             available = int((machine.available_bytes - fixed) * DEFAULT_AVAILABLE_SHARE)
@@ -168,7 +168,7 @@ def plan_memory(machine: MachineMemory, model: ModelMemory, config: EngineConfig
             f"weights, workspace and a KV pool of {num_blocks:,} blocks ({rule}) take {format_bytes(needed)}, but this "
             f"machine has {format_bytes(machine.total_bytes)}: choose less"
         )
-    return MemoryBudget(machine, model, num_blocks, rule, _warnings(needed, machine, config.memory_utilization))
+    return MemoryBudget(machine, model, num_blocks, rule, _warnings(needed, machine, config.gpu_memory_utilization))
 
 
 def read_machine_memory(root: Path = Path("/")) -> MachineMemory:

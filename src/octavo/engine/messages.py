@@ -14,7 +14,8 @@ from octavo.core.records import EngineStats, Request, RequestOutput
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a loaded engine turned out to be. Lengths are in tokens."""
 
-    served_model_name: str
+    served_model_name: str  # the one in replies
+    other_model_names: list[str] = []  # under which requests may ask for it too
     max_model_len: int  # prompt and output together
     max_prompt_tokens: int  # a longer prompt can never be scheduled: refused at the door
     vocab_size: int

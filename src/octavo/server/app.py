@@ -101,7 +101,7 @@ def route_entries(*, with_docs: bool) -> tuple[RouteEntry, ...]:
             "How many tokens the prompt of such a request has.",
             PromptBody,
         ),
-        RouteEntry("/v1/models", ("GET",), list_models, "The model that is served."),
+        RouteEntry("/v1/models", ("GET",), list_models, "The model that is served, under each of its names."),
         RouteEntry("/v1/models/{model:path}", ("GET",), show_model, "One model; 404 if it is not served here."),
         RouteEntry("/tokenize", ("POST",), tokenize, "Token ids of a prompt or a conversation.", TokenizeBody),
         RouteEntry("/detokenize", ("POST",), detokenize, "The text of token ids.", DetokenizeBody),
@@ -122,12 +122,13 @@ def _route(service: Service, entry: RouteEntry) -> Route:
 
 
 async def list_models(service: Service, _: HttpRequest) -> Response:
-    return _json(ModelList([_model_card(service)]))
+    return _json(ModelList([_model_card(service, name) for name in service.model_names]))
 
 
 async def show_model(service: Service, http: HttpRequest) -> Response:
-    service.check_model(http.path_params["model"])
-    return _json(_model_card(service))
+    name = http.path_params["model"]
+    service.check_model(name)
+    return _json(_model_card(service, name))
 
 
 async def health(service: Service, _: HttpRequest) -> Response:
@@ -186,9 +187,10 @@ async def answer_nobody(_: HttpRequest, __: Exception) -> Response:
     return Response(status_code=CLIENT_LEFT)
 
 
-def _model_card(service: Service) -> ModelCard:
-    name = service.model_name
-    return ModelCard(id=name, created=service.created, root=name, max_model_len=service.frontend.info.max_model_len)
+def _model_card(service: Service, name: str) -> ModelCard:
+    return ModelCard(
+        id=name, created=service.created, root=service.model_name, max_model_len=service.frontend.info.max_model_len
+    )
 
 
 def _json(value: object) -> Response:

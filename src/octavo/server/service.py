@@ -65,9 +65,14 @@ class Service:
     def model_name(self) -> str:
         return self.frontend.info.served_model_name
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All that requests may ask for, the one in replies first."""
+        return (self.model_name, *self.frontend.info.other_model_names)
+
     def check_model(self, name: str | None) -> None:
         """Raises ApiError if a model is named that is not served."""
-        if name is not None and name != self.model_name:
+        if name is not None and name not in self.model_names:
             raise ApiError(
                 404, f"model {shorten(name)!r} is not served here; use {self.model_name!r}", "model", "model_not_found"
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.cli.bench.report import parse_percentiles
 from octavo.cli.bench.workload import DISTRIBUTIONS
-from octavo.cli.options import json_object
+from octavo.cli.values import json_object
 from octavo.core.errors import ConfigError
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions", "vllm": "/v1/completions"}
