@@ -8,14 +8,14 @@ import pytest
 
 from octavo.cli.main import COMMANDS, make_parser
 from octavo.cli.options import add_engine_flags
-from octavo.cli.parser import Parser, Repeated, names_of
+from octavo.cli.parser import Parser, names_of
 from octavo.core.vllm_flags import NOTE, REFUSED, SILENT, WORKS, vllm_flags
 
 
 def parser(environment: Mapping[str, str] | None = None) -> Parser:
     made = Parser(prog="octavo test", with_config=True, environment=environment or {})
     add_engine_flags(made)
-    made.add_argument("--key", action=Repeated, default=[])
+    made.add_argument("--key", action="append", default=[])
     made.add_argument("--log-things", action="store_true")
     return made
 

@@ -45,6 +45,7 @@ class Parser(argparse.ArgumentParser):
         """common: names of flags that the short help shows, all if there are none; with_config: there is --config, and
         vLLM's flags are known; is_known_elsewhere: whether another command has a flag of this name."""
         super().__init__(**options, allow_abbrev=False, add_help=False, formatter_class=_Formatter)
+        self.register("action", "append", Repeated)
         self._common = common
         self._environment = os.environ if environment is None else environment
         self._is_known_elsewhere = is_known_elsewhere
@@ -269,7 +270,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class Repeated(argparse.Action):
-    """A flag that may come again; its value is the list of all."""
+    """argparse's "append", in that the first of its values takes the place of the default."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest)

@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from octavo.cli.options import add_answer_flags, answer_parsers
-from octavo.cli.parser import Repeated
 from octavo.cli.values import human_int, json_object, number, whole_number
 from octavo.core.config import CONTENT_FORMATS
 from octavo.server.settings import (
@@ -97,7 +96,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         security,
         "--api-key",
         f"a key that requests must bring; several: again, or with commas; also {' or '.join(KEY_VARIABLES)}",
-        action=Repeated,
+        action="append",
         default=[],
         metavar="KEY",
     )
