@@ -259,6 +259,23 @@ def test_thinking_can_be_omitted_and_is_counted_all_the_same(client: anthropic.A
     assert message.usage.output_tokens_details.thinking_tokens == len("<think>Hm.</think>")
 
 
+def test_a_budget_needs_a_server_that_knows_how_its_model_thinks(
+    client: anthropic.Anthropic, quick_server: ServerProcess
+) -> None:
+    budget = {"type": "enabled", "budget_tokens": 1024}
+    assert contents(ask(client, "<think>Hm.</think>Hi.", thinking=budget))[1] == {"type": "text", "text": "Hi."}
+    assert "thinking.budget_tokens" in refusal(client_of(quick_server), thinking=budget)
+    assert ask(client_of(quick_server), "Hi.", thinking=THINK).stop_reason == "end_turn"
+
+
+def test_a_last_message_of_the_assistant_is_continued(client: anthropic.Anthropic) -> None:
+    begun: list[Any] = [*say("x"), {"role": "assistant", "content": "The answer is"}]
+    message = ask(client, begun)
+    assert message.usage.input_tokens == client.messages.count_tokens(model=MODEL_NAME, messages=begun).input_tokens
+    closed = [*begun, {"role": "user", "content": ""}]
+    assert message.usage.input_tokens < ask(client, closed).usage.input_tokens
+
+
 # -- counting ----------------------------------------------------------------------------------------------------------
 
 

@@ -162,3 +162,16 @@ def test_settings_become_ours_and_the_models_own_defaults_fill_the_rest() -> Non
     assert (body.tool_choice, body.parallel_tool_calls) == ("auto", False)
     assert body.template_variables == {"reasoning_effort": "high", "enable_thinking": False}
     assert body.messages == [{"role": "user", "content": ""}]
+
+
+def test_thinking_and_a_last_message_of_the_assistant_have_fields_of_ours() -> None:
+    question, begun = {"role": "user", "content": "?"}, {"role": "assistant", "content": "It is"}
+    body = chat(messages=[question], thinking={"type": "enabled", "budget_tokens": 7})
+    assert (body.enable_thinking, body.include_reasoning, body.thinking_token_budget) == (True, True, 7)
+    assert body.begins_message
+    body = chat(messages=[question, begun])
+    assert (body.enable_thinking, body.include_reasoning, body.thinking_token_budget) == (False, False, None)
+    assert body.continue_final_message
+    assert not body.begins_message
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
+    assert chat(messages=[question, call]).begins_message

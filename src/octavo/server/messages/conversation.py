@@ -60,7 +60,7 @@ def chat_body(body: PromptBody, defaults: Mapping[str, Any]) -> ChatBody:
     fields: dict[str, Any] = {**defaults, "model": body.model, "messages": _chat_messages(_system(body.system), turns)}
     role, blocks = turns[-1]
     if role == "assistant" and not any(isinstance(block, ToolUseBlock) for block in blocks):
-        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+        fields["continue_final_message"] = True
     fields |= _tool_fields(body) | _thinking_fields(body)
     if (schema := _output_schema(body)) is not None:
         fields["response_format"] = {
