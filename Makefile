@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 VENV ?= .venv
 ARGS ?=
 SEEDS ?= 5000
+REQUESTS ?= 10000
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -12,13 +13,13 @@ NATIVE_STUB := src/octavo/backends/cpu/_native.pyi
 NATIVE_SOURCES := CMakeLists.txt $(wildcard csrc/* csrc/kernels/*) src/octavo/graph/schema.py
 CPP_FILES = $(wildcard csrc/*.cpp csrc/*.h csrc/kernels/*.inl bench/*.cpp)
 
-.PHONY: serve test test-aarch64 lint format bench soak clean help
+.PHONY: serve test test-aarch64 lint format bench soak soak-server clean help
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
-	@echo 'Settings: PYTHON=python3.12, VENV=.venv, ARGS="flags of octavo serve" (serve, bench), SEEDS=5000 (soak)'
+	@echo 'Settings: PYTHON=python3.12, VENV=.venv, ARGS="flags of octavo serve" (serve, bench), SEEDS=5000 (soak), REQUESTS=10000 (soak-server)'
 
 serve: $(VENV)/.installed $(VENV)/.model ## install octavo and its built-in model, and serve it at port 8000
 	$(BIN)/octavo serve $(ARGS)
@@ -47,6 +48,9 @@ bench: $(VENV)/.installed $(VENV)/.model ## measure decode, prefill and 16 strea
 
 soak: $(VENV)/.tested-with $(VENV)/.model ## the simulation over many seeds
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+soak-server: $(VENV)/.installed $(VENV)/.model ## 10,000 requests of well and badly behaved clients, and the books compared
+	$(BIN)/python bench/soak.py --requests $(REQUESTS)
 
 clean: ## remove the environment and all that was built
 	rm -rf $(VENV) build dist $(NATIVE_STUB) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,6 +1,6 @@
 """Measures what the HTTP process of octavo spends on a token: its own CPU time for each 1,000 streamed tokens.
 
-    python bench/overhead.py [--streams 32] [--tokens 100] [--rounds 5] [--real]
+    python bench/overhead.py [--streams 32] [--tokens 100] [--rounds 5] [--real] [--json FILE]
 
 The engine is the tests' echo, whose steps sleep, so that other work on the machine hardly matters; --real takes
 `octavo serve` with its built-in model. Linux only: the time is the scheduler's own, in nanoseconds.
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).parents[1]
 GREETING = re.compile(r" at (?P<url>http://\S+)/v1")
 STEP_SECONDS = 0.02
-IDLE_SECONDS = 3
+IDLE_SECONDS = 2
 ROUTES: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "overhead of a completion " * 8},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "overhead of a chat " * 8}]},
@@ -51,7 +51,9 @@ async def stream(host: str, port: int, path: str, tokens: int) -> int:
     return reply.count(b"data: {")
 
 
-async def measure(host: str, port: int, pid: int, args: argparse.Namespace) -> None:
+async def measure(host: str, port: int, pid: int, args: argparse.Namespace) -> dict[str, float]:
+    """CPU seconds per 1,000 tokens by route, and the share of a core that an idle server takes."""
+    figures = {}
     for path in ROUTES:
         await asyncio.gather(*(stream(host, port, path, 20) for _ in range(args.streams)))  # warm-up
         costs = []
@@ -60,16 +62,19 @@ async def measure(host: str, port: int, pid: int, args: argparse.Namespace) -> N
             await asyncio.gather(*(stream(host, port, path, args.tokens) for _ in range(args.streams)))
             wall = time.perf_counter() - wall
             costs.append((cpu_seconds(pid) - cpu) / (args.streams * args.tokens) * 1000)
+        figures[path] = statistics.median(costs)
         rate = args.streams * args.tokens / wall
         spread = f"{min(costs):.3f} to {max(costs):.3f}"
         print(
-            f"{path:22} {args.streams} streams, {rate:5.0f} tok/s: {statistics.median(costs):.3f} CPU s "
+            f"{path:22} {args.streams} streams, {rate:5.0f} tok/s: {figures[path]:.3f} CPU s "
             f"per 1,000 tokens (median of {args.rounds}, {spread})",
             flush=True,
         )
     cpu = cpu_seconds(pid)
     await asyncio.sleep(IDLE_SECONDS)
-    print(f"idle: {(cpu_seconds(pid) - cpu) / IDLE_SECONDS:.2%} of a core")
+    figures["idle"] = (cpu_seconds(pid) - cpu) / IDLE_SECONDS
+    print(f"idle: {figures['idle']:.2%} of a core")
+    return figures
 
 
 def main() -> int:
@@ -78,6 +83,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=100, help="of each stream (100)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--real", action="store_true", help="octavo's own engine instead of the echo")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     args = parser.parse_args()
     fake = ["-m", "tests.server.fake_server", "0", str(STEP_SECONDS)]
     real = ["-m", "octavo", "serve", "--port", "0"]
@@ -92,7 +98,9 @@ def main() -> int:
         url = urlsplit(greeting["url"])
         assert url.hostname
         assert url.port
-        asyncio.run(measure(url.hostname, url.port, process.pid, args))
+        figures = asyncio.run(measure(url.hostname, url.port, process.pid, args))
+        if args.json:
+            Path(args.json).write_text(json.dumps(figures))
     finally:
         process.send_signal(signal.SIGINT)
         process.wait()

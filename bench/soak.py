@@ -32,11 +32,11 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).parents[1]
 GREETING = re.compile(r"octavo serves '(?P<model>.+)' at (?P<url>http://\S+)/v1")
 MAX_MODEL_LEN, NUM_BLOCKS, BLOCK_SIZE = 256, 32, 16
-CLIENT_TIMEOUT = 2.0  # the server's, for slow bodies
+CLIENT_TIMEOUT = 4.0  # the server's, for slow bodies
 FLAGS = (
     f"--max-model-len {MAX_MODEL_LEN} --num-gpu-blocks-override {NUM_BLOCKS} --block-size {BLOCK_SIZE} "
     f"--max-num-seqs 16 --max-num-batched-tokens 192 --client-timeout {CLIENT_TIMEOUT} --kv-cache-metrics "
-    "--enable-auto-tool-choice --tool-call-parser hermes --disable-uvicorn-access-log"
+    "--served-model-name soak --enable-auto-tool-choice --tool-call-parser hermes --disable-uvicorn-access-log"
 ).split()
 START_SECONDS = 60
 REPLY_SECONDS = 120  # within which whatever was asked must be answered
@@ -105,6 +105,10 @@ class Reply:
         if frames[-2:] != [b"data: [DONE]", b""] or self.body.count(b"[DONE]") != 1:
             raise UnexpectedError(f"the stream ends with {self.body[-200:]!r}")
         return [json.loads(frame.removeprefix(b"data: ")) for frame in frames[:-2]]
+
+    def named_events(self) -> list[Any]:
+        """The JSON of each event of a stream whose events have names, as those of Anthropic's API and of responses."""
+        return [json.loads(line[6:]) for line in self.body.splitlines() if line.startswith(b"data: {")]
 
 
 class Connection:
@@ -246,7 +250,8 @@ class Client:
         if self.rng.random() < 0.5:
             reply = self.expect(await self.connection.ask("/v1/responses", body), 200).json()
         else:
-            reply = self.last_event(await self.connection.ask("/v1/responses", body | {"stream": True}))["response"]
+            answer = self.expect(await self.connection.ask("/v1/responses", body | {"stream": True}), 200)
+            reply = answer.named_events()[-1]["response"]
         usage = reply["usage"]
         self.books.answered(
             ["stop" if reply["status"] == "completed" else "length"],
@@ -259,8 +264,15 @@ class Client:
         return str(reply["status"])
 
     async def message(self) -> str:
-        body = {"model": "soak", "messages": self.messages(), "max_tokens": 16}
-        reply = self.expect(await self.connection.ask("/v1/messages", body), 200).json()
+        body = {"model": "soak", "messages": self.messages(), "max_tokens": 16, "stream": self.rng.random() < 0.5}
+        answer = self.expect(await self.connection.ask("/v1/messages", body), 200)
+        if body["stream"]:
+            ending, last = answer.named_events()[-2:]
+            if last != {"type": "message_stop"}:
+                raise UnexpectedError(f"the stream ends with {last}")
+            reply = ending["delta"] | ending
+        else:
+            reply = answer.json()
         usage = reply["usage"]
         cached = usage.get("cache_read_input_tokens") or 0
         self.books.answered(
@@ -272,11 +284,6 @@ class Client:
             },
         )
         return str(reply["stop_reason"])
-
-    def last_event(self, reply: Reply) -> Any:
-        """The JSON of the last event of a stream of named ones."""
-        self.expect(reply, 200)
-        return json.loads(reply.body.rstrip().rpartition(b"data: ")[2])
 
     async def probe(self) -> str:
         """The same request, the same bytes, whatever else is running."""
