@@ -19,7 +19,16 @@ from pathlib import Path
 from octavo.backends.cpu.backend import instruction_sets
 from octavo.backends.cpu.lowering import NATURAL_STORAGE
 from octavo.core.config import EngineConfig
-from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
+from octavo.core.records import (
+    FinishReason,
+    ReasoningTags,
+    RepetitionDetection,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SequenceStatus,
+    TokenLogprobs,
+)
 from octavo.engine.engine import Engine
 from octavo.kv_cache.groups import blocks_of_sequence, kinds_of
 from octavo.quantization.formats import FORMATS, GGML_TYPES
@@ -54,6 +63,8 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_pieces: int = 0  # that these came in
     text: bytes = b""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -61,7 +72,11 @@ class Answer:
 
     def add(self, output: RequestOutput) -> None:
         assert self.finish_reason is None, "an output follows the end"
-        assert (output.num_cached_tokens is None) == bool(self.token_ids), "cached tokens are told once, at first"
+        is_first = bool(output.token_ids) and not self.token_ids
+        assert (output.num_cached_tokens is not None) == is_first, "cached tokens are told once, at first"
+        assert output.prompt_logprobs is None or not self.token_ids, "the prompt comes before the second token"
+        self.prompt_logprobs += output.prompt_logprobs or []
+        self.num_pieces += output.prompt_logprobs is not None
         if output.num_cached_tokens is not None:
             self.num_cached_tokens = output.num_cached_tokens
         self.token_ids += output.token_ids
@@ -102,6 +117,8 @@ def missing_events(events: Counter[str]) -> list[str]:
     wanted = ["preemption", "prefix hit", "abort while waiting", "abort while running", "chunked prefill"]
     wanted += ["several partitions in decode", "several partitions in a chunk", "prefix hit after preemption"]
     wanted += ["greedy", "sampled", "penalties", "stop string", "stop token", "end of sequence", "length"]
+    wanted += ["bias", "allowed ids", "bad words", "thinking budget", "repetition", "whole vocabulary"]
+    wanted += ["prompt scored", "prompt scored in pieces", "preemption of a prompt half scored"]
     wanted += ["full layers", "sliding layers", "full and sliding layers"]
     wanted += ["longer than the window", "prefix hit longer than the window"]
     wanted += ["experts", "no experts", "tied embeddings", "head of its own", "float activations", "no prefix cache"]
@@ -121,7 +138,7 @@ def simulate(seed: int, make_engine: MakeEngine = Engine) -> Counter[str]:
     answers = _run_crowded(workload, make_engine, events)
     for planned in workload.requests:
         answer = answers[planned.request.request_id]
-        if answer.token_ids:
+        if answer.token_ids or answer.prompt_logprobs:
             _compare(answer, _run_alone(workload.alone, planned.request), planned.request)
     _count(workload, answers, events)
     return events
@@ -153,6 +170,7 @@ def draw_workload(rng: random.Random) -> Workload:
         max_num_batched_tokens=max_num_batched_tokens,
         num_gpu_blocks_override=blocks_of_one + rng.choice([0, 0, 1, 2, blocks_of_one, 6 * blocks_of_one]),
         enable_prefix_caching=rng.random() < 0.85,
+        max_logprobs=-1,
     )
     alone = EngineConfig(
         model=path,
@@ -166,6 +184,7 @@ def draw_workload(rng: random.Random) -> Workload:
         max_num_batched_tokens=tokens_alone,
         num_gpu_blocks_override=_blocks_of_one(model, max_model_len, tokens_alone, other_block_size),
         enable_prefix_caching=False,
+        max_logprobs=-1,
     )
     num_requests = rng.randint(2, 4) if long else rng.randint(3, 10)
     return Workload(model, crowded, alone, _draw_requests(rng, model, max_model_len, num_requests))
@@ -243,13 +262,26 @@ def _draw_requests(rng: random.Random, model: TinyLlama, max_model_len: int, cou
             params=_draw_params(rng, model, max_tokens=rng.choice([room, rng.randint(1, room)])),
             arrival_time=0.0,
             cache_salt=rng.choice([None, None, None, "salt"]),
+            reasoning=ReasoningTags(
+                starts=rng.choice([(), ("a", "e", "\x05", " ")]),
+                ends=rng.choice([("never to be said",), ("i", "o")]),
+                is_open=rng.random() < 0.5,
+                end_token_ids=tuple(tokens(rng.randint(1, 3))),
+            ),
         )
         requests.append(Planned(request, arrival, arrival + rng.randrange(25) if rng.random() < 0.15 else None))
     return requests
 
 
 def _draw_params(rng: random.Random, model: TinyLlama, max_tokens: int) -> SamplingParams:
+    def some(chance: float, count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(model.vocab_size) for _ in range(count)) if rng.random() < chance else ()
+
     penalised, stopping = rng.random() < 0.2, rng.random() < 0.3
+    allowed = some(0.2, rng.choice([2, 30]))
+    # Bad words are likely to come where few tokens may.
+    bad_words = [some(1, rng.randint(1, 2)) for _ in range(rng.choice([0, 0, 1, 20]))]
+    bad_words += [tuple(rng.choices(allowed, k=2))] if allowed else []
     return SamplingParams(
         temperature=rng.choice([0.0, 0.7, 1.0, 1.8]),
         top_k=rng.choice([0, 0, 1, 20]),
@@ -261,7 +293,13 @@ def _draw_params(rng: random.Random, model: TinyLlama, max_tokens: int) -> Sampl
         seed=rng.getrandbits(63),
         max_tokens=max_tokens,
         min_tokens=rng.choice([0, 0, max_tokens // 2]),
-        logprobs=rng.choice([0, 1, 5]),
+        logprobs=rng.choice([0, 1, 5, -1]),
+        prompt_logprobs=rng.choice([None, None, None, 0, 2, -1]),
+        logit_bias={t: rng.choice([-100, -2.5, 3, 100]) for t in some(0.2, 5)} or None,
+        allowed_token_ids=allowed or None,
+        bad_words_token_ids=tuple(bad_words),
+        repetition_detection=RepetitionDetection(max_pattern_size=4, min_count=3) if rng.random() < 0.3 else None,
+        thinking_token_budget=rng.choice([None, None, 0, 3]),
         stop=tuple(rng.sample("abcdehilmnoprstu", 6)) if stopping else (),
         stop_token_ids=tuple(rng.randrange(model.vocab_size) for _ in range(12)) if stopping else (),
         include_stop_str_in_output=rng.random() < 0.5,
@@ -294,6 +332,10 @@ def _run_crowded(workload: Workload, make_engine: MakeEngine, events: Counter[st
         for output in engine.step():
             assert output.request_id not in aborted, "an output follows an abort"
             answers[output.request_id].add(output)
+        for live in engine._live.values():
+            num_scored = len(answers[live.seq.request.request_id].prompt_logprobs)
+            half = 0 < num_scored < live.seq.num_prompt_tokens - 1
+            events["preemption of a prompt half scored"] += half and live.seq.status is SequenceStatus.WAITING
         engine.cache.check_invariants()
         assert engine.scheduler.num_running <= workload.crowded.max_num_seqs
         step += 1
@@ -301,7 +343,6 @@ def _run_crowded(workload: Workload, make_engine: MakeEngine, events: Counter[st
     stats = engine.stats()
     assert stats.num_blocks_in_use == stats.num_requests_running == stats.num_requests_waiting == 0
     assert all(a.finish_reason for request_id, a in answers.items() if request_id not in aborted)
-    assert stats.generation_tokens == sum(len(answer.token_ids) for answer in answers.values())
     events["preemption"] += stats.num_preemptions
     events["prefix hit"] += stats.prefix_cache_hits > 0
     events["prefix hit after preemption"] += stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
@@ -321,6 +362,9 @@ def _run_alone(config: EngineConfig, request: Request) -> Answer:
 def _compare(answer: Answer, alone: Answer, request: Request) -> None:
     """An aborted request has said the beginning of what it says alone."""
     who, n = request.request_id, len(answer.token_ids)
+    num_scored = len(answer.prompt_logprobs)
+    assert answer.prompt_logprobs == alone.prompt_logprobs[:num_scored], f"{who}: prompt logprobs differ"
+    assert not n or num_scored == len(alone.prompt_logprobs), f"{who}: {num_scored} prompt logprobs"
     for i, (ours, theirs) in enumerate(zip(answer.token_ids, alone.token_ids, strict=False)):
         assert ours == theirs, f"{who}: token {i} is {ours}, alone it is {theirs}"
         ours_logprobs, theirs_logprobs = answer.logprobs[i], alone.logprobs[i]
@@ -362,10 +406,26 @@ def _count(workload: Workload, answers: dict[str, Answer], events: Counter[str])
         events["chunked prefill"] += num_prompt > config.max_num_batched_tokens
         events["several partitions in a chunk"] += num_prompt > PARTITION
         events["several partitions in decode"] += num_prompt + num_outputs - 1 > PARTITION and num_outputs > 1
-        events["greedy" if request.params.greedy else "sampled"] += 1
-        events["penalties"] += request.params.has_penalties
+        params = request.params
+        events["greedy" if params.greedy else "sampled"] += 1
+        events["penalties"] += params.has_penalties
+        events["bias"] += params.logit_bias is not None
+        events["allowed ids"] += params.allowed_token_ids is not None
+        events["bad words"] += bool(params.bad_words_token_ids)
+        events["whole vocabulary"] += params.logprobs == -1
+        events["prompt scored"] += answer.num_pieces > 0
+        events["prompt scored in pieces"] += answer.num_pieces > 1
+        events["thinking budget"] += params.thinking_token_budget is not None and _has_been_ended(request, answer)
+        events["repetition"] += answer.finish_reason is FinishReason.REPETITION
         events["length"] += answer.finish_reason is FinishReason.LENGTH
         if answer.finish_reason is FinishReason.STOP:
             reason = answer.stop_reason
             kind = "end of sequence" if reason is None else "stop token" if isinstance(reason, int) else "stop string"
             events[kind] += 1
+
+
+def _has_been_ended(request: Request, answer: Answer) -> bool:
+    """Whether the tokens that end a reasoning are in the answer."""
+    assert request.reasoning is not None
+    end = list(request.reasoning.end_token_ids)
+    return any(answer.token_ids[i : i + len(end)] == end for i in range(len(answer.token_ids)))

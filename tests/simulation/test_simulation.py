@@ -29,8 +29,8 @@ class SloppyEngine(Engine):
 
     def step(self) -> list[RequestOutput]:
         outputs = super().step()
-        if len(outputs) == 2:
-            (entry,) = outputs[1].logprobs or []
+        if len(outputs) == 2 and outputs[1].logprobs:
+            (entry,) = outputs[1].logprobs
             wrong = math.nextafter(entry.logprob, -math.inf)
             outputs[1].logprobs = [TokenLogprobs(wrong, entry.rank, entry.top_ids, entry.top_logprobs)]
         return outputs
