@@ -11,7 +11,7 @@ import enum
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -26,6 +26,9 @@ MAX_BAD_WORD_CHARACTERS = 128
 MAX_PATTERN_SIZE = 256
 GREEDY_TEMPERATURE = 1e-5  # below this, sampling is argmax
 MAX_SEED = 2**63 - 1
+
+
+STRUCTURED_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class FinishReason(enum.StrEnum):
@@ -65,6 +68,74 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         check(longest == 0 or 2 <= self.min_count < 2**31, "min_count", "at least 2")
 
 
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the output must look like: exactly one of the first six fields.
+
+    json: a JSON schema, as an object or as its text. grammar: Lark, or GBNF. structural_tag: free text in which some
+    words are followed by JSON, as an object or its text. The others say how JSON is written.
+    Raises InvalidRequestError.
+    """
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    whitespace_pattern: str | None = None  # a regular expression
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, text: str) -> None:
+            if not ok:
+                raise InvalidRequestError(f"structured_outputs{text}", param="structured_outputs")
+
+        given = self._given
+        check(
+            len(given) == 1,
+            f" sets {' and '.join(given) or 'nothing'}; it must set exactly one of {', '.join(STRUCTURED_KINDS)}",
+        )
+        for name, kind, called in (
+            ("json", str | dict | bool | None, "an object, a JSON schema"),
+            ("regex", str | None, "text"),
+            ("choice", list | tuple | None, "a list of texts"),
+            ("grammar", str | None, "text"),
+            ("json_object", bool | None, "true or false"),
+            ("structural_tag", str | dict | None, "an object"),
+            ("whitespace_pattern", str | None, "text"),
+            ("disable_any_whitespace", bool, "true or false"),
+            ("disable_additional_properties", bool, "true or false"),
+        ):
+            check(isinstance(getattr(self, name), kind), f".{name} must be {called}")
+        if self.choice is not None:
+            check(
+                bool(self.choice) and all(isinstance(c, str) for c in self.choice), ".choice must be a list of texts"
+            )
+            msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
+        check(
+            not (self.disable_any_whitespace and self.whitespace_pattern is not None),
+            " sets disable_any_whitespace and whitespace_pattern: leave one out",
+        )
+        for name in ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"):
+            check(
+                not getattr(self, name) or given[0] in ("json", "json_object", "structural_tag"),
+                f".{name} is about JSON, not about {given[0]}: leave it out",
+            )
+
+    @property
+    def kind(self) -> str:
+        """The one field that is set."""
+        return self._given[0]
+
+    @property
+    def _given(self) -> list[str]:
+        return [name for name in STRUCTURED_KINDS if getattr(self, name) not in (None, False) or self._is_false(name)]
+
+    def _is_false(self, name: str) -> bool:
+        return name == "json" and self.json is False  # a schema, if one that nothing fits
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens and when to stop; names and meanings are vLLM's.
 
@@ -98,6 +169,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: int | None = None
+    structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -151,6 +223,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         detection = self.repetition_detection
         check(
             isinstance(detection, RepetitionDetection | None), "repetition_detection", "a RepetitionDetection or None"
+        )
+        check(
+            isinstance(self.structured_outputs, StructuredOutputs | None),
+            "structured_outputs",
+            "StructuredOutputs or None",
         )
         self._check_token_lists()
 
@@ -237,6 +314,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arrival_time: float  # Clock.now() at the door, seconds
     cache_salt: str | None = None  # prefixes are shared only between requests with the same salt
     reasoning: ReasoningTags | None = None  # None: nobody knows how the model marks it, or it has none
+    grammar: str | None = None  # llguidance's, of the output; the door makes it of params.structured_outputs
 
 
 @dataclass(frozen=True, slots=True)
