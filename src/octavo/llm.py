@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from octavo.core.clock import Clock, SystemClock
 from octavo.core.config import EngineConfig
-from octavo.core.errors import EngineDeadError, InvalidRequestError
+from octavo.core.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from octavo.core.vllm_flags import checked_options
 from octavo.engine.frontend import Detokenizer, Frontend
@@ -25,6 +25,8 @@ from octavo.engine.messages import EngineInfo
 from octavo.engine.model_location import locate_model
 from octavo.engine.process import EngineLike
 from octavo.engine.text_side import load_text_side
+from octavo.structured.compiler import GrammarCompiler
+from octavo.structured.grammar import grammar_text
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +109,8 @@ class LLM:
         self._closed = False
         self._lock = threading.Lock()  # held for each step and each change of the engine's requests
         self._ids = itertools.count()
+        self._compiler: GrammarCompiler | None = None  # tries grammars before the engine does, whose caller is far away
+        self._grammars: set[str] = set()  # that compile
         self._inboxes: dict[str, deque[RequestOutput]] = {}  # request id -> where its outputs wait to be yielded
 
     @property
@@ -201,7 +205,20 @@ class LLM:
             request_id=str(next(self._ids)),
             arrival_time=self._clock.now(),
             clamp_max_tokens=True,
+            grammar=self._grammar(params),
         )
+
+    def _grammar(self, params: SamplingParams) -> str | None:
+        if params.structured_outputs is None:
+            return None
+        grammar = grammar_text(params.structured_outputs)
+        if grammar not in self._grammars:
+            if self._compiler is None:
+                setup = self._frontend.grammar_setup()
+                self._compiler = GrammarCompiler(setup.token_bytes, setup.special, setup.eos, setup.vocab_size)
+            self._compiler.compile(grammar)
+            self._grammars.add(grammar)
+        return grammar
 
     def _stream(self, token_ids: list[int], params: SamplingParams | None) -> Generator[str]:
         detokenizer = Detokenizer()
@@ -273,7 +290,8 @@ class LLM:
                     live.discard(output.request_id)
                     del self._inboxes[output.request_id]
                 if output.finish_reason is FinishReason.ERROR:
-                    raise EngineDeadError(output.error or "the engine failed on this request")
+                    kind = RequestFailedError if output.is_alone else EngineDeadError
+                    raise kind(output.error or "the engine failed on this request")
                 yield output
         finally:
             with self._lock:

@@ -107,6 +107,7 @@ async def _serve(
         _greet(client.info, warnings, address(sock, tls=settings.tls) + settings.root_path, settings.log_format)
         await run_until(stop, create_app(service), client, sock, settings, tls)
     finally:
+        await service.close()
         await client.close()
     return 0
 

@@ -32,5 +32,13 @@ class InvalidRequestError(OctavoError):
         self.code = code
 
 
+class RequestFailedError(OctavoError):
+    """An accepted request could not be finished; the engine and all other requests go on (HTTP 500)."""
+
+
+class OverloadedError(OctavoError):
+    """There is too much work of one kind already; later it may go (HTTP 503)."""
+
+
 class EngineDeadError(OctavoError):
     """The engine process ended or cannot be reached; every waiting request gets this."""

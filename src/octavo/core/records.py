@@ -109,9 +109,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         ):
             check(isinstance(getattr(self, name), kind), f".{name} must be {called}")
         if self.choice is not None:
-            check(
-                bool(self.choice) and all(isinstance(c, str) for c in self.choice), ".choice must be a list of texts"
-            )
+            check(bool(self.choice) and all(isinstance(c, str) for c in self.choice), ".choice must be a list of texts")
             msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
         check(
             not (self.disable_any_whitespace and self.whitespace_pattern is not None),
@@ -455,6 +453,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     queued_time: float = 0.0  # Clock.now() of the engine; both are set once, with the first token
     scheduled_time: float = 0.0  # when the request was first in a plan
     error: str | None = None  # with FinishReason.ERROR
+    is_alone: bool = False  # with FinishReason.ERROR: this request only, the engine goes on
 
 
 class BlockTimes(msgspec.Struct):

@@ -16,7 +16,15 @@ from octavo.backends.cpu.backend import CpuModel, available_threads, create_exec
 from octavo.core.clock import Clock, SystemClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError
-from octavo.core.records import EngineStats, Request, RequestOutput, SampledToken, Sequence, TokenLogprobs
+from octavo.core.records import (
+    EngineStats,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SampledToken,
+    Sequence,
+    TokenLogprobs,
+)
 from octavo.engine.generation_config import load_generation_defaults
 from octavo.engine.limits import check_token_limits
 from octavo.engine.loader import load_model, unknown_overrides
@@ -32,9 +40,12 @@ from octavo.kv_cache.manager import KVCacheManager
 from octavo.runner.constraint import TokenConstraint
 from octavo.runner.runner import Runner
 from octavo.scheduler.scheduler import Scheduler, SchedulerConfig
+from octavo.structured.compiler import GrammarCompiler, end_token_ids
+from octavo.structured.constraint import Constraint, Grammars
 from octavo.weights.open_checkpoint import open_checkpoint
 
 DEFAULT_KV_CACHE_DTYPE = "bfloat16"
+COMPILE_WAIT = 0.02  # seconds that an otherwise idle engine waits for a grammar before it listens to clients again
 
 
 @dataclass(slots=True)
@@ -43,6 +54,7 @@ class _Live:
 
     seq: Sequence
     stop: StopChecker
+    constraint: Constraint | None
     queued_time: float
     scheduled_time: float = 0.0
     num_outputs: int = 0
@@ -65,6 +77,7 @@ class Engine:
             warnings += unknown_overrides(checkpoint, config.hf_overrides)
             self._vocabulary = load_vocabulary(config, checkpoint)
             self._eos_token_ids = self._vocabulary.eos_token_ids | load_generation_defaults(config).eos_token_ids
+            self._ends_of_grammars = frozenset(end_token_ids(self._eos_token_ids, model.vocab_size))
             warnings += vocabulary_warnings(self._vocabulary, self._eos_token_ids, model.vocab_size)
             tensors = packed(loaded.tensors, config, checkpoint.quantized_by)
             max_model_len = _max_model_len(config, model.max_position_embeddings)
@@ -122,6 +135,8 @@ class Engine:
             constraints_of=self._constraints,
         )
         self._live: dict[int, _Live] = {}  # by seq_id
+        self._grammars = Grammars(self._grammar_compiler, model.vocab_size)
+        self._compiling: dict[str, tuple[Request, Constraint]] = {}  # by request id: waits for its grammar
         self._stats = EngineStats(num_blocks=memory.num_blocks)
         self._num_new_tokens = 0  # computed since the last snapshot
         name, *other_names = config.served_names or (Path(config.model).stem,)
@@ -145,11 +160,18 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_unfinished
+        return self.scheduler.has_unfinished or bool(self._compiling)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequestError if it could not be computed, whatever the door let through."""
         self._check(request)
+        if request.grammar is None:
+            self._add(request, None)
+        else:
+            banned = sorted(self._eos_token_ids) if request.params.ignore_eos else ()
+            self._compiling[request.request_id] = request, self._grammars.constrain(request.grammar, banned)
+
+    def _add(self, request: Request, constraint: Constraint | None) -> None:
         stop = StopChecker(
             request.params,
             self._eos_token_ids,
@@ -157,16 +179,18 @@ class Engine:
             self.info.max_model_len,
         )
         seq = self.scheduler.add(request)
-        self._live[seq.seq_id] = _Live(seq, stop, self._clock.now())
+        self._live[seq.seq_id] = _Live(seq, stop, constraint, self._clock.now())
 
     def abort(self, request_id: str) -> None:
         """End a request, if it has not ended; no output follows."""
+        self._compiling.pop(request_id, None)
         seq = self.scheduler.abort(request_id)
         if seq is not None:
             del self._live[seq.seq_id]
 
     def step(self) -> list[RequestOutput]:
         """Move on by one step; returns what is new for clients."""
+        outputs = self._add_compiled() if self._compiling else []
         plan = self.scheduler.schedule()
         if plan.new:
             now = self._clock.now()
@@ -174,7 +198,7 @@ class Engine:
                 self._live[seq.seq_id].scheduled_time = now
         result = self._runner.execute(plan)
         scored = {prompt.seq_id: prompt.logprobs for prompt in result.scored}
-        outputs = [self._take(sampled, scored.pop(sampled.seq_id, None)) for sampled in result.sampled]
+        outputs += [self._take(sampled, scored.pop(sampled.seq_id, None)) for sampled in result.sampled]
         outputs += [
             RequestOutput(request_id=self._live[seq_id].seq.request.request_id, prompt_logprobs=logprobs)
             for seq_id, logprobs in scored.items()
@@ -185,11 +209,24 @@ class Engine:
         self._num_new_tokens += plan.num_tokens
         return outputs
 
+    def _add_compiled(self) -> list[RequestOutput]:
+        """Queue the requests whose grammars are ready; returns the ends of those whose grammars do not compile."""
+        outputs = []
+        if not self.scheduler.has_unfinished:
+            next(iter(self._compiling.values()))[1].ready.wait(COMPILE_WAIT)
+        for request, constraint in [entry for entry in self._compiling.values() if entry[1].ready.is_set()]:
+            del self._compiling[request.request_id]
+            if constraint.error is None:
+                self._add(request, constraint)
+            else:
+                outputs.append(_failure(request.request_id, constraint.error))
+        return outputs
+
     def stats(self) -> EngineStats:
         """A snapshot, updated in place by the next call."""
         stats, cache = self._stats, self.cache
         stats.num_requests_running = self.scheduler.num_running
-        stats.num_requests_waiting = self.scheduler.num_waiting
+        stats.num_requests_waiting = self.scheduler.num_waiting + len(self._compiling)
         stats.num_blocks_in_use = cache.num_blocks_in_use
         stats.num_blocks_cached = cache.num_blocks_cached
         stats.prefix_cache_queries = cache.num_prefix_queries
@@ -203,6 +240,8 @@ class Engine:
         """Drop every request, and give back the memory of weights and cache. Nothing but stats may follow."""
         for live in list(self._live.values()):
             self.abort(live.seq.request.request_id)
+        self._compiling.clear()
+        self._grammars.close()
         if hasattr(self, "program"):  # closing twice is harmless
             del self.program, self._runner
 
@@ -210,9 +249,16 @@ class Engine:
         """The news that a sampled token is; marks it if it ends its request."""
         live = self._live[sampled.seq_id]
         request, first = live.seq.request, live.num_outputs == 0
+        if live.constraint is not None and live.constraint.error is not None:
+            sampled.finish_reason = FinishReason.ERROR
+            return _failure(request.request_id, live.constraint.error)
         live.num_outputs += 1
         text = self._visible_bytes(request.params.skip_special_tokens, sampled.token_id)
-        released, sampled.finish_reason, stop_reason = live.stop.push(sampled.token_id, text, live.num_outputs)
+        if live.constraint is not None and sampled.token_id in self._ends_of_grammars:
+            # Allowed only where the grammar may end; with ignore_eos or min_tokens, only where it must.
+            released, sampled.finish_reason, stop_reason = live.stop.flush(), FinishReason.STOP, None
+        else:
+            released, sampled.finish_reason, stop_reason = live.stop.push(sampled.token_id, text, live.num_outputs)
         return RequestOutput(
             request_id=request.request_id,
             token_ids=[sampled.token_id],
@@ -226,17 +272,28 @@ class Engine:
             scheduled_time=live.scheduled_time if first else 0.0,
         )
 
+    def _grammar_compiler(self) -> GrammarCompiler:
+        return GrammarCompiler(
+            self._vocabulary.token_bytes,
+            (i for i, special in enumerate(self._vocabulary.is_special) if special),
+            self._eos_token_ids,
+            self.info.vocab_size,
+        )
+
     def _visible_bytes(self, skip_special_tokens: bool, token_id: int) -> bytes:
         if token_id >= self._vocabulary.vocab_size:  # the model's matrix may be padded beyond the vocabulary
             return b""
         return self._vocabulary.visible_bytes(token_id, skip_special_tokens)
 
-    def _constraints(self, request: Request) -> list[TokenConstraint]:
+    def _constraints(self, seq: Sequence) -> list[TokenConstraint]:
         """What holds the output to a form; later ones have the last word."""
         constraints: list[TokenConstraint] = []
+        request, constraint = seq.request, self._live[seq.seq_id].constraint
         budget = request.params.thinking_token_budget
         if budget is not None and request.reasoning is not None:
             constraints.append(ThinkingBudget(budget, request.reasoning, partial(self._visible_bytes, False)))
+        if constraint is not None:
+            constraints.append(constraint)
         return constraints
 
     def _check(self, request: Request) -> None:
@@ -256,6 +313,10 @@ class Engine:
             )
         check_token_limits(request.params, len(prompt), vocab_size, self.info.max_logprobs)
         assert request.params.seed is not None, "the door resolves seeds"
+
+
+def _failure(request_id: str, error: str) -> RequestOutput:
+    return RequestOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=error, is_alone=True)
 
 
 def system_info() -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ from octavo.core.errors import InvalidRequestError, shorten
 from octavo.core.records import ReasoningTags, Request, RequestOutput, SamplingParams
 from octavo.engine.limits import check_token_limits
 from octavo.engine.messages import EngineInfo
+from octavo.structured.checker import Setup
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.text_stream import TextStream
 
@@ -186,14 +187,16 @@ class Frontend:
         cache_salt: str | None = None,
         clamp_max_tokens: bool = False,
         reasoning: ReasoningTags | None = None,
+        grammar: str | None = None,
     ) -> Request:
         """A request whose limits hold and whose seed and max_tokens are set.
 
         `param` is the field that a refusal of the prompt names. max_tokens None means all that fits; one that does not
         fit is refused, or made to fit with `clamp_max_tokens` (for a default that the user did not choose).
-        `reasoning`: how the answer will mark it, if that is known; without its end_token_ids.
-        Raises InvalidRequestError.
+        `reasoning`: how the answer will mark it, if that is known; without its end_token_ids. `grammar`: what
+        `params.structured_outputs` was made into. Raises InvalidRequestError.
         """
+        assert grammar is not None or params.structured_outputs is None, "the caller makes the grammar"
         self._check_prompt(token_ids, param)
         if params.bad_words:
             params = msgspec.structs.replace(params, bad_words_token_ids=self._ways_to_write(params.bad_words))
@@ -229,10 +232,11 @@ class Frontend:
         return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            params=msgspec.structs.replace(params, seed=seed),
+            params=msgspec.structs.replace(params, seed=seed, structured_outputs=None),
             arrival_time=arrival_time,
             cache_salt=cache_salt,
             reasoning=reasoning,
+            grammar=grammar,
         )
 
     def _ways_to_write(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -268,6 +272,19 @@ class Frontend:
                 "chat_template",
             )
         return ChatTemplate(source, self._tokenizer.bos_token, self._tokenizer.eos_token)
+
+    def grammar_setup(self) -> Setup:
+        """What it takes to compile grammars over this vocabulary. Takes some milliseconds."""
+        return Setup(list(self._tokenizer.token_bytes), sorted(self._special_tokens.values()), [], self.info.vocab_size)
+
+    def special_token(self, text: str) -> int | None:
+        """The id of the special token with this text."""
+        return self._special_tokens.get(text.encode())
+
+    @cached_property
+    def _special_tokens(self) -> dict[bytes, int]:
+        tokens = enumerate(self._tokenizer.token_bytes)
+        return {token: i for i, token in tokens if token and not self._tokenizer.visible_bytes(i, True)}
 
     def _check_prompt(self, token_ids: list[int], param: str) -> None:
         if not token_ids:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core import records
-from octavo.core.records import Request, SampledToken, ScheduledSequence, ScoredPrompt, StepPlan, StepResult
+from octavo.core.records import SampledToken, ScheduledSequence, ScoredPrompt, StepPlan, StepResult
 from octavo.runner.constraint import TokenConstraint
 from octavo.runner.prompt_scorer import score_tokens
 from octavo.runner.sampler import Sampler, SamplerState
@@ -72,9 +72,9 @@ class Runner:
         num_kv_groups: int,
         vocab_size: int,
         eos_token_ids: Collection[int],
-        constraints_of: Callable[[Request], Sequence[TokenConstraint]] = lambda request: (),
+        constraints_of: Callable[[records.Sequence], Sequence[TokenConstraint]] = lambda seq: (),
     ) -> None:
-        """constraints_of: what holds a request's output to a form, asked once, when the request is first scheduled."""
+        """constraints_of: what holds a sequence's output to a form, asked once, when it is first scheduled."""
         self._program = program
         self._max_model_len = max_model_len
         self._block_size = block_size
@@ -150,7 +150,7 @@ class Runner:
             request.prompt_token_ids,
             self._eos_token_ids,
             self._sampler.vocab_size,
-            constraints=self._constraints_of(request),
+            constraints=self._constraints_of(seq),
         )
         wanted = request.params.prompt_logprobs
         self._known[seq.seq_id] = _Known(

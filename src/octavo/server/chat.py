@@ -58,6 +58,7 @@ async def start_chat(
     else:  # nobody knows how long it takes
         text = await asyncio.to_thread(prompt_text, service, body)
     answer = Answer(service.settings.parsers, body, text)
+    grammar = await service.grammar(body.wanted_form(), answer.reasoning_tags, param=body.form_field)
     keep = service.frontend.num_kept(body.truncate_prompt_tokens, body.chosen_max_tokens)
     (token_ids,) = await service.encode([text], add_special_tokens=body.add_special_tokens, param="messages", keep=keep)
     try:
@@ -70,6 +71,7 @@ async def start_chat(
             cache_salt=body.cache_salt,
             clamp_max_tokens=clamp_max_tokens or body.chosen_max_tokens is None,
             reasoning=answer.reasoning_tags,
+            grammar=grammar,
         )
     except InvalidRequestError as error:
         own_name = body.own_name(error.param)

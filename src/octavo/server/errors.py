@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from octavo.core.errors import EngineDeadError, InvalidRequestError
+from octavo.core.errors import EngineDeadError, InvalidRequestError, OverloadedError, RequestFailedError
 from octavo.server.logs import request_id
 
 ANTHROPIC_PATH = "/v1/messages"  # and what is below it
@@ -61,6 +61,10 @@ class ApiError(Exception):
                 return error
             case InvalidRequestError():
                 return cls(400, str(error), error.param, error.code)
+            case RequestFailedError():
+                return cls(500, str(error), code="request_failed")
+            case OverloadedError():
+                return cls(503, str(error), code="overloaded")
             case EngineDeadError():
                 return cls(503, str(error), code="engine_dead")
             case _:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from octavo.core.errors import EngineDeadError
+from octavo.core.errors import EngineDeadError, RequestFailedError
 from octavo.core.records import FinishReason, Request, RequestOutput, TokenLogprobs
 from octavo.engine.client import EngineClient
 from octavo.engine.frontend import Detokenizer
@@ -29,7 +29,8 @@ class Generation:
     async def pieces(self) -> AsyncIterator[tuple[str, RequestOutput]]:
         """Each output with the text it adds, the last one with a finish reason that is not ERROR.
 
-        Raises EngineDeadError if the engine fails. Closing it early aborts the request.
+        Raises EngineDeadError if the engine fails, RequestFailedError if this request does. Closing it early aborts the
+        request.
         """
         detokenizer = Detokenizer()
         async with aclosing(self._stream):
@@ -38,7 +39,8 @@ class Generation:
                 if output.num_cached_tokens is not None:
                     self.num_cached_tokens = output.num_cached_tokens
                 if output.finish_reason is FinishReason.ERROR:
-                    raise EngineDeadError(output.error or "the engine failed on this request; its log says why")
+                    kind = RequestFailedError if output.is_alone else EngineDeadError
+                    raise kind(output.error or "the engine failed on this request; its log says why")
                 self.prompt_logprobs += output.prompt_logprobs or []
                 if not output.token_ids and output.finish_reason is None:
                     continue

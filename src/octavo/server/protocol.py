@@ -18,6 +18,7 @@ from msgspec import Struct
 from octavo.core.errors import InvalidRequestError, shorten
 from octavo.core.records import MAX_STOP_STRINGS, RepetitionDetection, SamplingParams
 from octavo.engine.frontend import DEFAULT_MAX_TOKENS
+from octavo.server.structured import StructuredFields
 
 _Anything = object()  # as a harmless value: every value is harmless, for the field only concerns others we refuse
 
@@ -31,10 +32,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "include_reasoning": (_Anything,),
     "grammar": ("",),
     "id_slot": (-1,),
@@ -58,10 +55,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "reasoning_effort": (),
     "repeat_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "samplers": (),
     "store": (False,),
-    "structured_outputs": ({},),
     "suffix": ("",),
     "thinking_budget_tokens": (),
     "timings_per_token": (False,),
@@ -102,7 +97,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class GenerationBody(Struct, kw_only=True):
+class GenerationBody(StructuredFields, Struct, kw_only=True):
     """The fields that chat and completions share.
 
     user, safety_identifier, metadata: the client's own bookkeeping, which only --enable-log-requests shows.

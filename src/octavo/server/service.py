@@ -15,16 +15,18 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from octavo.core.clock import Clock
-from octavo.core.errors import shorten
-from octavo.core.records import Request
+from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.records import ReasoningTags, Request, StructuredOutputs
 from octavo.engine.client import EngineClient
 from octavo.engine.frontend import Frontend
+from octavo.engine.grammar_check import GrammarChecker
 from octavo.server.errors import ApiError
 from octavo.server.gate import LoadCounter
 from octavo.server.generation import Generation
 from octavo.server.logs import log_request, request_id
 from octavo.server.metrics import Metrics
 from octavo.server.settings import ServerSettings
+from octavo.structured.grammar import reasoning_prefix
 
 MAX_BODY_BYTES = 32 << 20
 MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES  # read and dropped, so that the client gets to read why it was refused
@@ -56,6 +58,28 @@ class Service:
         self.metrics = Metrics(client, clock, self.settings.metrics_prefix)
         self.created = int(time.time())
         self._num_requests = itertools.count()
+        self._checker: GrammarChecker | None = None
+
+    async def grammar(
+        self, form: StructuredOutputs | None, reasoning: ReasoningTags | None, *, param: str
+    ) -> str | None:
+        """What holds an output, after its reasoning, to a form; None for a free one.
+
+        `param` is the field that a refusal names. Raises InvalidRequestError, OverloadedError.
+        """
+        if form is None:
+            return None
+        if self._checker is None:
+            setup = await asyncio.to_thread(self.frontend.grammar_setup)
+            self._checker = self._checker or GrammarChecker(setup)  # another request may have been quicker
+        try:
+            return await self._checker.grammar(form, reasoning_prefix(reasoning, self.frontend.special_token))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{param}: {error}", param, error.code) from None
+
+    async def close(self) -> None:
+        if self._checker is not None:
+            await self._checker.close()
 
     def engine_id(self, reply_id: str) -> str:
         """An id for the engine that never comes again, whatever id the client chose; `reply_id` is for the reader."""

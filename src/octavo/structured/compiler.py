@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from octavo.core.errors import InvalidRequestError, shorten
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+    from llguidance._tokenizer import TokenizerWrapper
 
 # Work of one mask: llguidance's default, some 15 ms at worst. States cost some 2 KiB each.
 STEP_LEXER_FUEL = 200_000
@@ -34,13 +35,12 @@ class GrammarCompiler:
         from llguidance import LLParserLimits, LLTokenizer
 
         self.vocab_size = vocab_size
-        # A model without an end token says the end by its last id, which is as unlikely as any in the middle of a text.
-        self.eos_token_ids = sorted(i for i in eos if i < vocab_size) or [vocab_size - 1]
+        ends = end_token_ids(eos, vocab_size)
         tokens = [*token_bytes[:vocab_size], *[b""] * (vocab_size - len(token_bytes))]
         self._tokenizer = LLTokenizer(
-            _Vocabulary(tokens, [i for i in special if i < vocab_size], self.eos_token_ids[0]),
+            cast("TokenizerWrapper", _Vocabulary(tokens, [i for i in special if i < vocab_size], ends[0])),
             n_vocab=vocab_size,
-            eos_token=self.eos_token_ids,
+            eos_token=ends,
         )
         self._limits = LLParserLimits(
             step_lexer_fuel=STEP_LEXER_FUEL,
@@ -61,6 +61,11 @@ class GrammarCompiler:
                 f"the output cannot be held to this form: {plain(matcher.get_error())}", param="structured_outputs"
             )
         return matcher
+
+
+def end_token_ids(eos: Collection[int], vocab_size: int) -> list[int]:
+    """What a grammar ends with: a model without an end token says its last id."""
+    return sorted(i for i in eos if i < vocab_size) or [vocab_size - 1]
 
 
 class _Vocabulary:

@@ -6,12 +6,11 @@ Knows the syntax only: whether a grammar compiles, and how large it may get, is 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from octavo.core.errors import InvalidRequestError, shorten
-from octavo.core.records import StructuredOutputs
+from octavo.core.records import ReasoningTags, StructuredOutputs
 from octavo.structured.schema import checked_schema
 
 MAX_GRAMMAR_BYTES = 256 << 10
@@ -22,6 +21,9 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 # Forcing would restrict a fixed text to one way of cutting it into tokens; which one is the model's choice.
 _HEAD = '%llguidance {"no_forcing": true}\n'
 _ANY_TEXT = r"/(.|\n)*/"
+_PLAIN = StructuredOutputs(json_object=True)
+
+SpecialToken = Callable[[str], int | None]  # the id of the special token with a text
 
 
 def grammar_text(outputs: StructuredOutputs, prefix: str = "") -> str:
@@ -57,28 +59,33 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def reasoning_prefix(*, starts: Sequence[str], end: Sequence[str], opened: bool, always: bool) -> str:
-    """Rules of reasoning before an answer: free text up to one of the tags `end`, then a little white space.
+def expression(mark: str, special_token: SpecialToken) -> str:
+    """A mark of a model's format: a special token if it is one, or else its text."""
+    token_id = special_token(mark)
+    return quoted(mark) if token_id is None else f"<[{token_id}]>"
 
-    starts, end: expressions (`quoted` text or special tokens). opened: the prompt has written the first tag.
-    always: so it is treated if it has not.
-    """
-    rules = ["WS: /[ \\r\\n\\t]{0,8}/"]
-    tails = []
-    for number, tag in enumerate(end):
-        if tag.startswith("<"):
-            tails.append(f"THOUGHTS {tag}")
+
+def reasoning_prefix(tags: ReasoningTags | None, special_token: SpecialToken) -> str:
+    """Rules of the reasoning before an answer: free text up to an end tag, then a little white space; "" for none."""
+    if tags is None or not (tags.is_open or tags.starts):
+        return ""
+    rules = [f"THOUGHTS: {_ANY_TEXT}", "WS: /[ \\r\\n\\t]{0,8}/"]
+    endings = []
+    for number, tag in enumerate(tags.ends):
+        end = expression(tag, special_token)
+        if end.startswith("<"):
+            endings.append(f"THOUGHTS {end}")
         else:
-            rules.append(f"thoughts_{number}[lazy]: THOUGHTS {tag}")
-            tails.append(f"thoughts_{number}")
-    rules.append(f"THOUGHTS: {_ANY_TEXT}")
-    thinking = f"({' | '.join(tails)})"
-    if not (opened or always):
-        thinking = f"(WS ({' | '.join(starts)}) {thinking})?"
-    return "\n".join([f"prefix: {thinking} WS", *rules])
+            rules.append(f"thoughts_{number}[lazy]: THOUGHTS {end}")
+            endings.append(f"thoughts_{number}")
+    reasoning = f"({' | '.join(endings)})"
+    if not tags.is_open:
+        starts = " | ".join(expression(tag, special_token) for tag in tags.starts)
+        reasoning = f"(WS ({starts}) {reasoning})?"
+    return "\n".join([f"prefix: {reasoning} WS", *rules])
 
 
-def json_expression(schema: Any, outputs: StructuredOutputs = StructuredOutputs(json_object=True)) -> str:
+def json_expression(schema: Any, outputs: StructuredOutputs = _PLAIN) -> str:
     """A JSON value that fits a schema, as an expression. `outputs` says what white space there may be.
 
     Raises InvalidRequestError.
@@ -118,7 +125,9 @@ def _decoded(value: Any, name: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"structured_outputs.{name} is not JSON: {error}", param="structured_outputs") from None
+        raise InvalidRequestError(
+            f"structured_outputs.{name} is not JSON: {error}", param="structured_outputs"
+        ) from None
 
 
 def _regex(pattern: str) -> str:
@@ -193,13 +202,13 @@ def _structural_tag(tag: Any, outputs: StructuredOutputs) -> str:
 
 
 def triggered(branches: dict[str, list[str]], *, at_least_one: bool = False, only_one: bool = False) -> str:
-    """Free text with, after each trigger, one of its branches: expressions all. Triggers are texts or special tokens."""
+    """Free text with, after each trigger, one of its branches. Triggers and branches are expressions."""
     rules = []
     names = []
     for number, (trigger, parts) in enumerate(branches.items()):
         name = f"tag_{number}"
         names.append(name)
-        if re.match("<", trigger):
+        if trigger.startswith("<"):
             opening = f"TEXT {trigger}"
         else:
             rules.append(f"trigger_{number}[lazy]: TEXT {trigger}")

@@ -1,0 +1,154 @@
+"""Grammars at work in the engine: which tokens may come next in each sequence that has one.
+
+Grammars compile in one thread and masks are made in another, both without the interpreter lock, while the engine
+computes. Knows neither requests nor the model; a constraint is what `runner.constraint` asks for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.errors import InvalidRequestError
+from octavo.structured.compiler import GrammarCompiler, plain
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Mask = NDArray[np.uint32]  # [ceil(vocab_size / 32)]
+
+MAX_KEPT_GRAMMARS = 32  # compiled ones, ready for the next request
+STACK_BYTES = 64 << 20  # of the thread that compiles: more than the checker's, so what passed there passes here
+
+
+class Constraint:
+    """One sequence held to a grammar. ready: it may be scheduled. error: why its output cannot go on, or None."""
+
+    def __init__(self, worker: _Worker, vocab_size: int, banned: Sequence[int]) -> None:
+        """banned: ids that do not come while the grammar allows others."""
+        self.ready = threading.Event()
+        self.error: str | None = None
+        self._worker = worker
+        self._mask: Mask = np.zeros(-(-vocab_size // 32), np.uint32)
+        self._banned: Mask = np.zeros_like(self._mask)
+        for token_id in banned:
+            self._banned[token_id // 32] |= np.uint32(1 << token_id % 32)
+        self._matcher: LLMatcher | None = None
+        self._done = threading.Event()
+
+    def begin(self, matcher: LLMatcher) -> None:
+        """Called once, with a matcher of this sequence's own, by whichever thread has it."""
+        self._matcher = matcher
+        self._worker.put(self._make_mask)
+        self.ready.set()
+
+    def refuse(self, error: str) -> None:
+        """There will be no matcher."""
+        self.error = error
+        self.ready.set()
+
+    def fill(self, mask: Mask) -> bool:
+        """Waits for the mask. False with an error: the token that comes does not count."""
+        self._done.wait()
+        if self.error is not None:
+            return False
+        mask[:] = self._mask
+        return True
+
+    def accept(self, token_id: int) -> None:
+        if self.error is None:
+            self._done.clear()
+            self._worker.put(lambda: self._advance(token_id))
+
+    def _advance(self, token_id: int) -> None:
+        assert self._matcher is not None
+        self._matcher.consume_token(token_id)
+        self._make_mask()
+
+    def _make_mask(self) -> None:
+        matcher = self._matcher
+        assert matcher is not None
+        try:
+            if not matcher.is_error():
+                matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+            if matcher.is_error():
+                self.error = f"the output cannot go on in its form: {plain(matcher.get_error())}"
+            elif self._banned.any():
+                rest = self._mask & ~self._banned
+                if rest.any():
+                    self._mask[:] = rest
+        except Exception as error:  # whatever it is, the request that waits must hear of it
+            self.error = f"the output cannot go on in its form: {type(error).__name__}"
+        finally:
+            self._done.set()
+
+
+class Grammars:
+    """All grammars of one engine. Its threads start with the first one; `close` ends them."""
+
+    def __init__(self, make_compiler: Callable[[], GrammarCompiler], vocab_size: int) -> None:
+        self._make_compiler = make_compiler
+        self._vocab_size = vocab_size
+        self._compiler: GrammarCompiler | None = None
+        self._compiling = _Worker("octavo-grammars", STACK_BYTES)
+        self._masking = _Worker("octavo-masks")
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()  # of the compiling thread, as is the compiler
+
+    def constrain(self, grammar: str, banned: Sequence[int] = ()) -> Constraint:
+        """A constraint that gets ready soon."""
+        constraint = Constraint(self._masking, self._vocab_size, banned)
+        self._compiling.put(lambda: self._begin(constraint, grammar))
+        return constraint
+
+    def close(self) -> None:
+        self._compiling.close()
+        self._masking.close()
+
+    def _begin(self, constraint: Constraint, grammar: str) -> None:
+        try:
+            matcher = self._kept.get(grammar)
+            if matcher is None:
+                if self._compiler is None:
+                    self._compiler = self._make_compiler()
+                matcher = self._kept[grammar] = self._compiler.compile(grammar)
+                if len(self._kept) > MAX_KEPT_GRAMMARS:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(grammar)
+            constraint.begin(matcher.deep_copy())
+        except InvalidRequestError as error:
+            constraint.refuse(str(error))
+        except Exception as error:
+            constraint.refuse(f"the grammar did not compile ({type(error).__name__})")
+
+
+class _Worker:
+    """A thread that does one thing after the other. It starts with the first."""
+
+    def __init__(self, name: str, stack_bytes: int = 0) -> None:
+        self._name = name
+        self._stack_bytes = stack_bytes
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, job: Callable[[], None]) -> None:
+        if self._thread is None:
+            before = threading.stack_size(self._stack_bytes)
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+            threading.stack_size(before)
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
