@@ -37,7 +37,13 @@ class GrammarChecker:
 
     async def grammar(self, outputs: StructuredOutputs, prefix: str = "") -> str:
         """`grammar_text` of them, tried. Raises InvalidRequestError, OverloadedError."""
-        job = frame(Job(outputs, prefix))
+        try:
+            job = frame(Job(outputs, prefix))
+        except (UnicodeEncodeError, RecursionError):
+            raise InvalidRequestError(
+                "the form of output has half of a surrogate pair, or is nested without end: no output can have that",
+                param="structured_outputs",
+            ) from None
         key = hashlib.sha256(job).digest()
         verdict = self._kept.get(key)
         if verdict is None:

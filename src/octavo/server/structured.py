@@ -79,7 +79,7 @@ def _of_response_format(value: dict[str, Any] | None) -> StructuredOutputs | Non
             if not isinstance(schema, dict | bool):
                 raise InvalidRequestError(
                     'response_format of type json_schema must have json_schema: {"name": ..., "schema": {...}}',
-                    "response_format.json_schema",
+                    "response_format",
                 )
             return StructuredOutputs(json=schema)
     raise InvalidRequestError(

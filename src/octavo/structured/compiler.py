@@ -101,6 +101,8 @@ def plain(error: str) -> str:
     text = error.removesuffix(" <non-verbose/>").strip()
     text = re.sub(r"^(at )?\d+\(\d+\): ", "", text).removeprefix("failed to compile JSON schema: ")
     text = re.split(r"\n *\d* *\|", text)[0].strip()
+    if keys := re.match(r"Unimplemented keys: \[(.*)\]", text):
+        return f"the schema uses {keys[1]}, which is not supported: leave it out"
     if text.startswith("NoExtension"):
         return "no text fits it"
     if "<backtrace>" in text:

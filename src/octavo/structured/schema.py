@@ -5,13 +5,16 @@ llguidance refuses keywords that it does not know. What is refused here is what 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from octavo.core.errors import InvalidRequestError, shorten
 
 MAX_DEPTH = 100  # objects and lists within each other; llguidance's own limit is 127 with what is around the schema
-# Keywords whose values are no schemas, so that what is in them is nobody's business.
+# Keywords whose values are no schemas, and those whose values are schemas by names that are no keywords.
 _DATA = ("const", "enum", "default", "examples")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 def checked_schema(schema: Any, *, closed: bool = False) -> dict[str, Any]:
@@ -25,23 +28,43 @@ def checked_schema(schema: Any, *, closed: bool = False) -> dict[str, Any]:
         raise _refusal(f"a JSON schema must be an object, not {shorten(repr(schema))}")
     if "x-guidance" in schema:
         raise _refusal("the schema has x-guidance, which the server sets itself: remove it")
-    level: list[tuple[dict[str, Any] | list[Any], bool]] = [(schema, True)]
+    level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
-        below: list[tuple[dict[str, Any] | list[Any], bool]] = []
-        for value, is_schema in level:
-            if is_schema and isinstance(value, dict):
-                _check_min_properties(value)
-            children = value.items() if isinstance(value, dict) else enumerate(value)
-            below += [
-                # The values of `properties` are schemas whatever their names.
-                (child, not (is_schema and key in _DATA))
-                for key, child in children
-                if isinstance(child, dict | list)
-            ]
-        if not below:
-            return _closed(schema) if closed else schema
-        level = below
-    raise _refusal(f"the schema is nested more than {MAX_DEPTH} levels deep: make it flatter, with $defs and $ref")
+        level = [child for value in level for child in _children(value)]
+        if not level:
+            break
+    else:
+        raise _refusal(f"the schema is nested more than {MAX_DEPTH} levels deep: make it flatter, with $defs and $ref")
+    return _checked(schema, closed)  # type: ignore[no-any-return]  # an object stays one
+
+
+def _children(value: Any) -> Iterator[Any]:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _refusal(f"the schema has the number {value}, which JSON cannot write: use one below 1e308")
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def _checked(schema: Any, closed: bool) -> Any:
+    """The same, or with additionalProperties false wherever properties are named and nothing is said of others."""
+    if isinstance(schema, list):
+        return [_checked(item, closed) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    _check_min_properties(schema)
+    made = {}
+    for key, value in schema.items():
+        if key in _DATA:
+            made[key] = value
+        elif key in _NAMED and isinstance(value, dict):
+            made[key] = {name: _checked(item, closed) for name, item in value.items()}
+        else:
+            made[key] = _checked(value, closed)
+    if closed and "properties" in schema and not {"additionalProperties", "patternProperties"} & schema.keys():
+        made["additionalProperties"] = False
+    return made
 
 
 def _check_min_properties(schema: dict[str, Any]) -> None:
@@ -50,18 +73,6 @@ def _check_min_properties(schema: dict[str, Any]) -> None:
     required = schema.get("required")
     if isinstance(wanted, int) and wanted > max(1, len(required) if isinstance(required, list) else 0):
         raise _refusal(f"minProperties is {wanted}; more than 1 can only be kept by naming the properties in required")
-
-
-def _closed(schema: Any) -> Any:
-    """With additionalProperties false wherever properties are named and nothing is said of others."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: value if key in _DATA else _closed(value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and not {"additionalProperties", "patternProperties"} & schema.keys():
-        made["additionalProperties"] = False
-    return made
 
 
 def _refusal(text: str) -> InvalidRequestError:
