@@ -192,7 +192,7 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(structured_outputs={"rexeg": "a"}), 400, "structured_outputs"),
     (CHAT, chat(structured_outputs={"choice": []}), 400, "structured_outputs"),
     (CHAT, chat(structured_outputs={"regex": "a", "whitespace_pattern": " "}), 400, "structured_outputs"),
-    (CHAT, chat(guided_choice=["a"], guided_regex="b"), 400, "guided_json"),
+    (CHAT, chat(guided_choice=["a"], guided_regex="b"), 400, "guided_regex"),
     (CHAT, chat(guided_regex="a", structured_outputs={"regex": "b"}), 400, "guided_regex"),
     (CHAT, chat(guided_decoding_backend="xgrammar", guided_regex="a"), 400, "guided_decoding_backend"),
     (CHAT, chat(priority=1), 400, "priority"),

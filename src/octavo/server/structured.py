@@ -49,7 +49,7 @@ class StructuredFields(msgspec.Struct, kw_only=True):
         forms = {
             "response_format": _of_response_format(self.response_format),
             "structured_outputs": _of_structured_outputs(self.structured_outputs),
-            "guided_json": self._guided(),
+            self._guided_field: self._guided(),
         }
         given = [name for name, form in forms.items() if form is not None]
         if len(given) > 1:
@@ -60,7 +60,11 @@ class StructuredFields(msgspec.Struct, kw_only=True):
 
     def _guided(self) -> StructuredOutputs | None:
         fields = {new: getattr(self, old) for old, new in _GUIDED.items() if getattr(self, old) is not None}
-        return _read(fields, "guided_json") if fields else None
+        return _read(fields, self._guided_field) if fields else None
+
+    @property
+    def _guided_field(self) -> str:
+        return next((name for name in _GUIDED if getattr(self, name) is not None), "guided_json")
 
 
 def _of_response_format(value: dict[str, Any] | None) -> StructuredOutputs | None:
