@@ -328,7 +328,7 @@ def test_a_scored_prompt_can_be_aborted_between_its_pieces(model: Path) -> None:
 def test_prompts_that_are_preempted_are_scored_once(model: Path) -> None:
     """The first needs the blocks of the second while that is in the middle of its prompt."""
     alone = run(make_engine(model, max_num_batched_tokens=8), request("b", PROMPT * 2, prompt_logprobs=2))["b"]
-    engine = make_engine(model, max_num_batched_tokens=5, num_blocks_override=11)
+    engine = make_engine(model, max_num_batched_tokens=5, num_gpu_blocks_override=11)
     requests = [request(name, PROMPT * 2, prompt_logprobs=2, max_tokens=20) for name in "abc"]
     together = run(engine, *requests)
     assert engine.stats().num_preemptions > 0
