@@ -150,6 +150,22 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
     )
     flag(
+        limits,
+        "--responses-store-size",
+        f"responses of /v1/responses that are kept, 0 for none ({default.responses_store_size})",
+        type=human_int,
+        default=default.responses_store_size,
+        metavar="N",
+    )
+    flag(
+        limits,
+        "--responses-store-bytes",
+        f"bytes that they may take together ({default.responses_store_bytes})",
+        type=human_int,
+        default=default.responses_store_bytes,
+        metavar="N",
+    )
+    flag(
         logs,
         "--enable-request-id-headers",
         "X-Request-Id in every reply, not only where the client sent one (on)",
@@ -223,6 +239,8 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         default_chat_template_kwargs=args.default_chat_template_kwargs,
         trust_request_chat_template=args.trust_request_chat_template,
         response_role=args.response_role,
+        responses_store_size=args.responses_store_size,
+        responses_store_bytes=args.responses_store_bytes,
         parsers=answer_parsers(args),
     )
 

@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.server.protocol import UNSUPPORTED
+from octavo.server.responses import body as responses_body
 
 if TYPE_CHECKING:
     from octavo.server.service import Service
@@ -80,7 +81,7 @@ ASCII characters to choose it.</p>
 <h2>Not supported yet</h2>
 <p>These fields of the OpenAI API and of vLLM are refused by name where no table above has them, unless their value
 asks for nothing:
-{", ".join(f"<code>{escape(name)}</code>" for name in sorted(UNSUPPORTED))}.</p>
+{", ".join(f"<code>{escape(name)}</code>" for name in sorted(UNSUPPORTED | responses_body.UNSUPPORTED))}.</p>
 </body>
 </html>
 """

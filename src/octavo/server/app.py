@@ -27,6 +27,8 @@ from octavo.server.messages.bodies import MessagesBody, PromptBody
 from octavo.server.messages.routes import count_tokens, messages
 from octavo.server.protocol import ChatBody, CompletionBody
 from octavo.server.replies import ModelCard, ModelList
+from octavo.server.responses.body import ResponsesBody
+from octavo.server.responses.routes import cancel_response, create_response, list_input_items, stored_response
 from octavo.server.service import BodyMemory, Service
 from octavo.server.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize
 
@@ -100,6 +102,30 @@ def route_entries(*, with_docs: bool) -> tuple[RouteEntry, ...]:
             count_tokens,
             "How many tokens the prompt of such a request has.",
             PromptBody,
+        ),
+        RouteEntry(
+            "/v1/responses",
+            ("POST",),
+            create_response,
+            "OpenAI Responses: the next turn of a conversation, whole, as server-sent events, or in the background.",
+            ResponsesBody,
+            generates=True,
+        ),
+        RouteEntry(
+            "/v1/responses/{response_id}",
+            ("GET", "DELETE"),
+            stored_response,
+            "A stored response; with stream=true, the events of one in the background, from starting_after on. "
+            "DELETE ends and forgets it.",
+        ),
+        RouteEntry(
+            "/v1/responses/{response_id}/cancel", ("POST",), cancel_response, "Ends a response in the background."
+        ),
+        RouteEntry(
+            "/v1/responses/{response_id}/input_items",
+            ("GET",),
+            list_input_items,
+            "The items that a stored response was asked with: after, limit, order.",
         ),
         RouteEntry("/v1/models", ("GET",), list_models, "The model that is served, under each of its names."),
         RouteEntry("/v1/models/{model:path}", ("GET",), show_model, "One model; 404 if it is not served here."),

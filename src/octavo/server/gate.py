@@ -87,8 +87,12 @@ class KeyCheck:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["octavo.path"] in OPEN_PATHS or self._has_key(scope):
+        if scope["type"] != "http" or scope["octavo.path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
+            return
+        key = self._known_key(scope)
+        if key is not None:
+            await self._app({**scope, "octavo.key": key}, receive, send)
             return
         error = ApiError(
             401,
@@ -98,13 +102,16 @@ class KeyCheck:
         )
         await send_error(send, error, scope["octavo.path"], (b"www-authenticate", b"Bearer"))
 
-    def _has_key(self, scope: Scope) -> bool:
+    def _known_key(self, scope: Scope) -> bytes | None:
+        """The digest of the key that the request brought, if we know it."""
         scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
         bearer = _digest(key.strip() if scheme.lower() == b"bearer" else b"")
         anthropic = _digest((_header(scope, b"x-api-key") or b"").strip())
         # All are compared, each in constant time: how long it takes says nothing about any of them.
-        matches = [hmac.compare_digest(given, known) for known in self._digests for given in (bearer, anthropic)]
-        return any(matches)
+        matches = [
+            (known, hmac.compare_digest(given, known)) for known in self._digests for given in (bearer, anthropic)
+        ]
+        return next((known for known, does_match in matches if does_match), None)
 
 
 class LoadCounter:

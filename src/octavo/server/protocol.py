@@ -391,8 +391,16 @@ class CheckedBody(Protocol):
 Body = TypeVar("Body", bound=CheckedBody)
 
 
-def read_body(raw: bytes, body_class: type[Body], defaults: Mapping[str, Any] = MappingProxyType({})) -> Body:
-    """A request body; `defaults` are of fields that it leaves out. Raises InvalidRequestError that names the field."""
+def read_body(
+    raw: bytes,
+    body_class: type[Body],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED,
+) -> Body:
+    """A request body; `defaults` are of fields that it leaves out. Raises InvalidRequestError that names the field.
+
+    unsupported: fields that are refused unless they ask for nothing, with the values that do.
+    """
     try:
         fields = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -406,9 +414,9 @@ def read_body(raw: bytes, body_class: type[Body], defaults: Mapping[str, Any] = 
             continue
         if name in known:
             wanted[name] = value
-        elif name not in UNSUPPORTED:
+        elif name not in unsupported:
             raise _unknown(name, known)
-        elif not _is_harmless(value, UNSUPPORTED[name]):
+        elif not _is_harmless(value, unsupported[name]):
             raise _unsupported(name, value)
     try:
         body = msgspec.convert(wanted, body_class, str_keys=True)

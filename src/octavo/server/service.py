@@ -25,6 +25,7 @@ from octavo.server.gate import LoadCounter
 from octavo.server.generation import Generation
 from octavo.server.logs import log_request, request_id
 from octavo.server.metrics import Metrics
+from octavo.server.responses.store import ResponseStore
 from octavo.server.settings import ServerSettings
 from octavo.structured.grammar import reasoning_prefix
 
@@ -56,6 +57,7 @@ class Service:
         # Apart from the others, for it yields to what fits while a client's own does not.
         self.default_max_tokens: int | None = self.default_fields.pop("max_tokens", None)
         self.metrics = Metrics(client, clock, self.settings.metrics_prefix)
+        self.responses = ResponseStore(self.settings.responses_store_size, self.settings.responses_store_bytes)
         self.created = int(time.time())
         self._num_requests = itertools.count()
         self._checker: GrammarChecker | None = None

@@ -58,6 +58,8 @@ class ServerSettings:
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     trust_request_chat_template: bool = False
     response_role: str = "assistant"
+    responses_store_size: int = 1000  # of /v1/responses; 0: none are stored
+    responses_store_bytes: int = 64 << 20
     parsers: AnswerParsers = field(default_factory=AnswerParsers)
 
     def __post_init__(self) -> None:
@@ -95,6 +97,8 @@ class ServerSettings:
         at_least("--h11-max-header-count", self.max_headers, 8)
         at_least("--limit-concurrency", self.limit_concurrency, 1)
         at_least("--client-timeout", self.client_timeout, 0.1)
+        at_least("--responses-store-size", self.responses_store_size, 0)
+        at_least("--responses-store-bytes", self.responses_store_bytes, 65536)
         if self.max_log_len is not None:
             at_least("--max-log-len", self.max_log_len, 0)
             if not self.log_requests:

@@ -1,0 +1,261 @@
+"""The body of POST /v1/responses, strictly read, and the chat request that it comes down to.
+
+Fields of sampling are those of chat, under chat's names; the others are OpenAI's. Knows neither store nor reply.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from octavo.core.errors import InvalidRequestError, shorten
+from octavo.server.protocol import ChatBody
+
+LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` may name
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY = 64  # characters
+MAX_METADATA_VALUE = 512
+MAX_NAME = 512  # characters of user and the like, which are only repeated
+
+# Fields of OpenAI's API and vLLM's extras that are refused -> the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "enable_response_messages": (False,),
+    "image": (),
+    "mm_processor_kwargs": (),
+    "moderation": (),
+    "previous_input_messages": (),
+    "priority": (0,),
+    "prompt": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
+    "request_id": (),
+    "service_tier": ("auto", "default"),
+    "truncation": ("disabled",),
+    "vllm_xargs": ({},),
+}
+# Fields that mean in a chat request what they mean here.
+PASSED = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "cache_salt",
+    "chat_template_kwargs",
+    "documents",
+    "enable_thinking",
+    "parallel_tool_calls",
+)
+_OWN_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "logprobs": "top_logprobs",
+}
+_TOOL_FIELDS = ("name", "description", "parameters", "strict")
+
+
+class ReasoningOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """summary "auto": none is made, for the reasoning itself is in the reply."""
+
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None  # its older name
+    context: Literal["auto"] | None = None  # the chat template decides which turns' reasoning the model sees
+    mode: Literal["standard"] | None = None
+
+
+class TextOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    format: dict[str, Any] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseStreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesBody(Struct, kw_only=True):
+    input: str | list[Any]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool = False
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    include: list[str] = []
+    top_logprobs: int | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None  # of tools that run in the server, of which there are none
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: ReasoningOptions = ReasoningOptions()
+    text: TextOptions = TextOptions()
+    metadata: dict[str, str] = {}
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None  # a hint for routing to one of many servers
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    documents: list[dict[str, Any]] = []
+    enable_thinking: bool | None = None
+
+    def check(self) -> None:
+        """Raises InvalidRequestError for fields that are wrong by themselves or together."""
+        for i, name in enumerate(self.include):
+            if name != LOGPROBS:
+                hint = " (the reasoning comes as it is, in content)" if name == "reasoning.encrypted_content" else ""
+                raise InvalidRequestError(
+                    f"include[{i}] is {shorten(repr(name))}; only {LOGPROBS!r} is supported{hint}: leave it out",
+                    f"include[{i}]",
+                    "unsupported_parameter",
+                )
+        if self.top_logprobs is not None and not self.wants_logprobs:
+            raise InvalidRequestError(
+                f'top_logprobs needs include=["{LOGPROBS}"]: set it, or leave it out', "top_logprobs"
+            )
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options needs stream=true: set it, or leave it out", "stream_options")
+        if self.background and self.store is False:
+            raise InvalidRequestError("background needs store=true: how else would one see the response", "background")
+        if self.max_tool_calls is not None and self.max_tool_calls < 1:
+            raise InvalidRequestError(
+                f"max_tool_calls is {self.max_tool_calls}; it must be at least 1", "max_tool_calls"
+            )
+        for name in ("user", "safety_identifier", "prompt_cache_key"):
+            if len(getattr(self, name) or "") > MAX_NAME:
+                raise InvalidRequestError(
+                    f"{name} has {len(getattr(self, name)):,} characters, the limit is {MAX_NAME}: shorten it", name
+                )
+        self._check_metadata()
+
+    def _check_metadata(self) -> None:
+        if len(self.metadata) > MAX_METADATA_PAIRS:
+            raise InvalidRequestError(
+                f"metadata has {len(self.metadata)} pairs, the limit is {MAX_METADATA_PAIRS}: leave some out",
+                "metadata",
+            )
+        for key, value in self.metadata.items():
+            if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+                raise InvalidRequestError(
+                    f"metadata has a key of {len(key)} characters with a value of {len(value)}; the limits are "
+                    f"{MAX_METADATA_KEY} and {MAX_METADATA_VALUE}: shorten it",
+                    "metadata",
+                )
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in self.include
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """The tools as a reply repeats them."""
+        return [{"type": "function", **{name: tool.get(name) for name in _TOOL_FIELDS}} for tool in self.tools]
+
+    def chat_body(self, messages: list[dict[str, Any]]) -> ChatBody:
+        """The chat request for `messages`. Raises InvalidRequestError in this body's terms."""
+        fields = {name: getattr(self, name) for name in PASSED}
+        body = ChatBody(
+            messages=messages,
+            max_completion_tokens=self.max_output_tokens,
+            logprobs=self.wants_logprobs,
+            top_logprobs=self.top_logprobs,
+            reasoning_effort=self.reasoning.effort,
+            tools=[_chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools)],
+            tool_choice=_chat_tool_choice(self.tool_choice),
+            **fields,
+        )
+        _refuse_format(self.text.format)
+        try:
+            body.check()
+        except InvalidRequestError as error:
+            raise in_own_words(error) from error
+        return body
+
+
+def in_own_words(error: InvalidRequestError) -> InvalidRequestError:
+    """An error about a field of the chat request, told about the field that it came from."""
+    if error.param is None:
+        return error
+    own = error.param.replace(".function.", ".") if error.param.startswith("tools[") else error.param
+    for theirs, ours in _OWN_NAMES.items():
+        if own == theirs or own.startswith((f"{theirs}.", f"{theirs}[")):
+            own = ours + own[len(theirs) :]
+            break
+    return InvalidRequestError(str(error).replace(error.param, own), own, error.code)
+
+
+def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind != "function":
+        raise InvalidRequestError(
+            f"{where}.type is {shorten(repr(kind))}; only 'function' is supported: this server runs no tools itself",
+            f"{where}.type",
+            "unsupported_parameter",
+        )
+    if "function" in tool:
+        raise InvalidRequestError(
+            f"{where}.function is how chat completions have it: here its fields stand beside type",
+            f"{where}.function",
+        )
+    for name, value in tool.items():
+        if name not in ("type", *_TOOL_FIELDS) and value not in (None, False):
+            field = f"{where}.{shorten(name)}"
+            raise InvalidRequestError(f"{field} is not supported: remove it", field, "unsupported_parameter")
+    return {"type": "function", "function": {n: tool[n] for n in _TOOL_FIELDS if tool.get(n) is not None}}
+
+
+def _chat_tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+    if isinstance(choice, str):
+        return choice
+    kind = choice.get("type")
+    if kind != "function":
+        raise InvalidRequestError(
+            f"tool_choice.type is {shorten(repr(kind))}; only 'function' is supported, or 'none', 'auto', 'required'",
+            "tool_choice.type",
+            "unsupported_parameter",
+        )
+    if not isinstance(choice.get("name"), str) or len(choice) != 2:
+        raise InvalidRequestError("tool_choice must have exactly a type and a name", "tool_choice")
+    return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def _refuse_format(wanted: dict[str, Any] | None) -> None:
+    if wanted is not None and wanted != {"type": "text"}:
+        raise InvalidRequestError(
+            f"text.format={shorten(repr(wanted))} is not supported yet: leave it out",
+            "text.format",
+            "unsupported_parameter",
+        )

@@ -1,0 +1,118 @@
+"""Responses that can be read again and gone on from: in memory, bounded in number and bytes, the least used go first.
+
+An item is encoded once and shared by all conversations that go through it, yet counted in full for each: so the limit
+holds whatever is deleted. Whoever asks is known by a digest of its key; what is another's is not there. Knows nothing
+of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.server.responses.items import Item, decode_item
+
+if TYPE_CHECKING:
+    from octavo.server.responses.background import Job
+
+ENTRY_BYTES = 1024  # what a response takes beside its content
+ITEM_BYTES = 256  # what an item does
+
+
+@dataclass(slots=True)
+class StoredResponse:
+    """Encoded items: `before` is the conversation that `inputs` and `outputs` went on from."""
+
+    owner: bytes
+    before: tuple[bytes, ...]
+    inputs: tuple[bytes, ...]
+    status: str
+    outputs: tuple[bytes, ...] = ()
+    reply: bytes = b""  # of one in the background, when it has ended
+    job: Job | None = None  # of one in the background
+    item_ids: list[str] = field(default_factory=list)  # of inputs and outputs
+
+    @property
+    def is_running(self) -> bool:
+        return self.job is not None and not self.reply
+
+    @property
+    def num_bytes(self) -> int:
+        items = (*self.before, *self.inputs, *self.outputs)
+        size = ENTRY_BYTES + ITEM_BYTES * len(items) + sum(map(len, items)) + len(self.reply)
+        if self.job is not None and self.job.log is not None:
+            size += self.job.log.num_bytes + len(self.reply)  # which its last frame repeats
+        return size
+
+    def encoded(self) -> bytes:
+        """The response as it stands."""
+        return self.job.snapshot() if self.job is not None and not self.reply else self.reply
+
+    def conversation(self) -> tuple[bytes, ...]:
+        return (*self.before, *self.inputs, *self.outputs)
+
+
+class ResponseStore:
+    """max_responses 0: nothing is stored."""
+
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
+        self.max_responses = max_responses
+        self.max_bytes = max_bytes
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._num_bytes = 0
+        self._items: dict[tuple[bytes, str], tuple[str, bytes]] = {}  # owner and id -> whose it is, and the item
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def put(self, response_id: str, stored: StoredResponse) -> bool:
+        """Store it, in place of what is there under this id. False if there is no room beside those that run."""
+        self.remove(response_id)
+        size = stored.num_bytes
+        if size > self.max_bytes or not self._make_room(size):
+            return False
+        self._stored[response_id] = stored
+        self._sizes[response_id] = size
+        self._num_bytes += size
+        stored.item_ids = []
+        for raw in (*stored.inputs, *stored.outputs):
+            item_id = decode_item(raw).id
+            stored.item_ids.append(item_id)
+            self._items[stored.owner, item_id] = (response_id, raw)
+        return True
+
+    def get(self, response_id: str, owner: bytes) -> StoredResponse | None:
+        """None if there is none, or it is another's."""
+        stored = self._stored.get(response_id)
+        if stored is None or stored.owner != owner:
+            return None
+        self._stored.move_to_end(response_id)
+        return stored
+
+    def find_item(self, item_id: str, owner: bytes) -> Item | None:
+        found = self._items.get((owner, item_id))
+        return None if found is None else decode_item(found[1])
+
+    def remove(self, response_id: str) -> None:
+        stored = self._stored.pop(response_id, None)
+        if stored is None:
+            return
+        self._num_bytes -= self._sizes.pop(response_id)
+        for item_id in stored.item_ids:
+            key = (stored.owner, item_id)
+            if self._items.get(key, ("", b""))[0] == response_id:  # no later response has the same item
+                del self._items[key]
+
+    def _make_room(self, size: int) -> bool:
+        while len(self._stored) >= self.max_responses or self._num_bytes + size > self.max_bytes:
+            oldest = next((i for i, stored in self._stored.items() if not stored.is_running), None)
+            if oldest is None:
+                return False
+            self.remove(oldest)
+        return True
