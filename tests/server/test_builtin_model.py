@@ -123,6 +123,21 @@ def test_a_repeated_prompt_is_found_in_the_prefix_cache(octavo_server: ServerPro
     assert metric(octavo_server, "prefix_cache_hits_total") >= 48
 
 
+def test_the_next_turn_of_a_response_finds_its_conversation_in_the_cache(octavo_server: ServerProcess) -> None:
+    client, name = openai_client(octavo_server), model_name(octavo_server)
+    first = client.responses.create(
+        model=name, input="Name three things that one can do in Paris.", temperature=0, max_output_tokens=40
+    )
+    second = client.responses.create(
+        model=name, input="And in Rome?", previous_response_id=first.id, temperature=0, max_output_tokens=8
+    )
+    assert first.usage is not None
+    assert second.usage is not None
+    # The answer too: its tokens are those that the conversation is made of again.
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
+    assert second.output_text != first.output_text
+
+
 def test_a_client_that_leaves_frees_its_blocks(octavo_server: ServerProcess) -> None:
     with openai_client(octavo_server) as client:
         stream = client.completions.create(

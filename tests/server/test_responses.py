@@ -244,6 +244,20 @@ def test_effort_and_template_variables_reach_the_template(hermes_server: ServerP
     assert prompt_tokens(enable_thinking=False) == bare + len("<think>\n\n</think>\n\n")
 
 
+def test_chat_fields_of_vllm_do_here_what_they_do_there(quick_server: ServerProcess) -> None:
+    def text(**fields: Any) -> str:
+        said: str = whole(quick_server, input="hello", max_output_tokens=10, **fields).output_text
+        return said
+
+    assert text() == "user:hello"
+    assert text(stop="he") == "user:he"  # the fake engine cuts nothing off
+    assert text(truncate_prompt_tokens=4) == "llo\n>"[1:] * 2 + "lo"
+    reply = httpx.post(f"{quick_server.url}/v1/responses", json={"input": "x" * 2000})
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+    long = whole(quick_server, input="x" * 2000, truncation="auto", max_output_tokens=4)
+    assert (long.truncation, long.usage.input_tokens, long.output_text) == ("auto", 1020, "xxxx")
+
+
 # -- conversations -----------------------------------------------------------------------------------------------------
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from typing import Any
 
 import msgspec
 import pytest
 
+from octavo.server.protocol import ChatBody
 from octavo.server.responses import replies
 from octavo.server.responses.background import EventLog, Job
+from octavo.server.responses.body import PASSED, UNSUPPORTED, ResponsesBody
 from octavo.server.responses.items import (
     CallItem,
     CallOutputItem,
@@ -29,6 +32,7 @@ from octavo.server.responses.replies import ResponseReply
 from octavo.server.responses.store import ResponseStore, StoredResponse
 from octavo.server.responses.writer import ResponseWriter
 from octavo.server.text_parser import CallArguments, CallStart, Content, Event, Reasoning
+from tests.server.harness import ROOT
 
 ids = (f"i{number}" for number in itertools.count())
 
@@ -273,3 +277,22 @@ def test_a_job_ends_when_it_is_cancelled_and_keeps_frames_only_if_asked() -> Non
     log = asyncio.run(run(True)).log
     assert log is not None
     assert log.num_bytes == len(b"first")
+
+
+# -- the document ------------------------------------------------------------------------------------------------------
+
+
+def test_the_document_has_every_field_and_no_other() -> None:
+    text = (ROOT / "docs" / "responses.md").read_text().split("## Fields")[1].split("## Items")[0]
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith(("| `", "| refused"))]
+    works = [name for row in rows if "refused" not in row for name in re.findall(r"`(\w+)`", row)]
+    refused = [name for row in rows if "refused" in row for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(works) == sorted(ResponsesBody.__struct_fields__)
+    assert sorted(refused) == sorted(UNSUPPORTED)
+
+
+def test_passed_fields_are_the_same_in_chat() -> None:
+    ours, theirs = ({f.name: f for f in msgspec.structs.fields(body)} for body in (ResponsesBody, ChatBody))
+    for name in PASSED:
+        assert ours[name].type == theirs[name].type, name
+        assert (ours[name].default, ours[name].default_factory) == (theirs[name].default, theirs[name].default_factory)

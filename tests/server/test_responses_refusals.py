@@ -133,14 +133,17 @@ BAD_BODIES: list[tuple[Any, int, str | None]] = [
     ({"text": {"verbosity": "low"}}, 400, "text.verbosity"),
     ({"text": {"format": {"type": "xml"}}}, 400, "text.format"),
     ({"text": {"format": "json"}}, 400, "text.format"),
-    ({"metadata": {"a": 5}}, 400, "metadata[...]"),
+    ({"metadata": {"a": 5}}, 400, "metadata"),
     ({"metadata": {str(i): "x" for i in range(17)}}, 400, "metadata"),
     ({"metadata": {"k" * 65: "x"}}, 400, "metadata"),
     ({"metadata": {"k": "x" * 513}}, 400, "metadata"),
     ({"user": "u" * 513}, 400, "user"),
     ({"safety_identifier": 5}, 400, "safety_identifier"),
     ({"service_tier": "flex"}, 400, "service_tier"),
-    ({"truncation": "auto"}, 400, "truncation"),
+    ({"truncation": "some"}, 400, "truncation"),
+    ({"logit_bias": {"x": 1}}, 400, "logit_bias"),
+    ({"bad_words": [5]}, 400, "bad_words[0]"),
+    ({"chat_template": "{{ 1 }}"}, 400, "chat_template"),
     ({"prompt_cache_retention": "24h"}, 400, "prompt_cache_retention"),
     ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
     ({"documents": ["x"]}, 400, "documents[0]"),
@@ -164,7 +167,7 @@ def test_a_bad_body_is_refused_by_name(quick_server: ServerProcess, body: Any, s
     assert set(error) == {"message", "type", "param", "code"}
     assert len(error["message"]) < 400
     if param is not None:
-        assert param.removesuffix("[...]") in error["message"] or status == 404, error
+        assert param in error["message"] or status == 404, error
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))

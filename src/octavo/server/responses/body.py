@@ -5,18 +5,16 @@ Fields of sampling are those of chat, under chat's names; the others are OpenAI'
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from operator import attrgetter
+from typing import Any
 
 from msgspec import Struct
 
 from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.records import RepetitionDetection
 from octavo.server.protocol import ChatBody
 
 LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` may name
-MAX_METADATA_PAIRS = 16
-MAX_METADATA_KEY = 64  # characters
-MAX_METADATA_VALUE = 512
-MAX_NAME = 512  # characters of user and the like, which are only repeated
 
 # Fields of OpenAI's API and vLLM's extras that are refused -> the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -32,10 +30,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "priority": (0,),
     "prompt": (),
     "prompt_cache_options": ({},),
-    "prompt_cache_retention": ("in_memory",),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
     "request_id": (),
-    "service_tier": ("auto", "default"),
-    "truncation": ("disabled",),
     "vllm_xargs": ({},),
 }
 # Fields that mean in a chat request what they mean here.
@@ -54,8 +50,20 @@ PASSED = (
     "include_stop_str_in_output",
     "ignore_eos",
     "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "repetition_detection",
+    "thinking_token_budget",
     "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "user",
+    "safety_identifier",
+    "metadata",
+    "prompt_cache_key",
+    "service_tier",
     "cache_salt",
+    "chat_template",
     "chat_template_kwargs",
     "documents",
     "enable_thinking",
@@ -69,6 +77,15 @@ _OWN_NAMES = {
     "response_format": "text.format",
     "logprobs": "top_logprobs",
 }
+# Options of which only these values are there; leaving them out is as good.
+_VALUES = {
+    "reasoning.summary": ("auto",),
+    "reasoning.generate_summary": ("auto",),
+    "reasoning.context": ("auto",),
+    "reasoning.mode": ("standard",),
+    "text.verbosity": ("medium",),
+    "truncation": ("disabled", "auto"),
+}
 _TOOL_FIELDS = ("name", "description", "parameters", "strict")
 
 
@@ -76,19 +93,19 @@ class ReasoningOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """summary "auto": none is made, for the reasoning itself is in the reply."""
 
     effort: str | None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None  # its older name
-    context: Literal["auto"] | None = None  # the chat template decides which turns' reasoning the model sees
-    mode: Literal["standard"] | None = None
+    summary: str | None = None
+    generate_summary: str | None = None  # its older name
+    context: str | None = None  # auto: the chat template decides which turns' reasoning the model sees
+    mode: str | None = None
 
 
 class TextOptions(Struct, frozen=True, forbid_unknown_fields=True):
     format: dict[str, Any] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: str | None = None
 
 
 class ResponseStreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool = False
 
 
 class ResponsesBody(Struct, kw_only=True):
@@ -109,10 +126,12 @@ class ResponsesBody(Struct, kw_only=True):
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions = ReasoningOptions()
     text: TextOptions = TextOptions()
+    truncation: str = "disabled"
     metadata: dict[str, str] = {}
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None  # a hint for routing to one of many servers
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -126,14 +145,31 @@ class ResponsesBody(Struct, kw_only=True):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None
+    truncate_prompt_tokens: int | None = None
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     cache_salt: str | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     documents: list[dict[str, Any]] = []
     enable_thinking: bool | None = None
 
     def check(self) -> None:
         """Raises InvalidRequestError for fields that are wrong by themselves or together."""
+        for path, values in _VALUES.items():
+            value = attrgetter(path)(self)
+            if value not in (None, *values):
+                known = " or ".join(map(repr, values))
+                raise InvalidRequestError(
+                    f"{path} is {shorten(repr(value))}; only {known} is supported: send that, or leave it out",
+                    path,
+                    "unsupported_parameter",
+                )
         for i, name in enumerate(self.include):
             if name != LOGPROBS:
                 hint = " (the reasoning comes as it is, in content)" if name == "reasoning.encrypted_content" else ""
@@ -142,38 +178,27 @@ class ResponsesBody(Struct, kw_only=True):
                     f"include[{i}]",
                     "unsupported_parameter",
                 )
-        if self.top_logprobs is not None and not self.wants_logprobs:
+        if self.top_logprobs and not self.wants_logprobs:
             raise InvalidRequestError(
                 f'top_logprobs needs include=["{LOGPROBS}"]: set it, or leave it out', "top_logprobs"
             )
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequestError("stream_options needs stream=true: set it, or leave it out", "stream_options")
+        if self.stream_options is not None:
+            if not self.stream:
+                raise InvalidRequestError("stream_options needs stream=true: set it, or leave it out", "stream_options")
+            if self.stream_options.include_obfuscation:
+                field = "stream_options.include_obfuscation"
+                raise InvalidRequestError(f"{field} is not supported: leave it out", field, "unsupported_parameter")
         if self.background and self.store is False:
             raise InvalidRequestError("background needs store=true: how else would one see the response", "background")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
             raise InvalidRequestError(
                 f"max_tool_calls is {self.max_tool_calls}; it must be at least 1", "max_tool_calls"
             )
-        for name in ("user", "safety_identifier", "prompt_cache_key"):
-            if len(getattr(self, name) or "") > MAX_NAME:
-                raise InvalidRequestError(
-                    f"{name} has {len(getattr(self, name)):,} characters, the limit is {MAX_NAME}: shorten it", name
-                )
-        self._check_metadata()
 
-    def _check_metadata(self) -> None:
-        if len(self.metadata) > MAX_METADATA_PAIRS:
-            raise InvalidRequestError(
-                f"metadata has {len(self.metadata)} pairs, the limit is {MAX_METADATA_PAIRS}: leave some out",
-                "metadata",
-            )
-        for key, value in self.metadata.items():
-            if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
-                raise InvalidRequestError(
-                    f"metadata has a key of {len(key)} characters with a value of {len(value)}; the limits are "
-                    f"{MAX_METADATA_KEY} and {MAX_METADATA_VALUE}: shorten it",
-                    "metadata",
-                )
+    @property
+    def _truncate_prompt_tokens(self) -> int | None:
+        """As vLLM does: what is too long loses its beginning, token by token."""
+        return -1 if self.truncation == "auto" and self.truncate_prompt_tokens is None else self.truncate_prompt_tokens
 
     @property
     def wants_logprobs(self) -> bool:
@@ -192,6 +217,7 @@ class ResponsesBody(Struct, kw_only=True):
             max_completion_tokens=self.max_output_tokens,
             logprobs=self.wants_logprobs,
             top_logprobs=self.top_logprobs,
+            truncate_prompt_tokens=self._truncate_prompt_tokens,
             reasoning_effort=self.reasoning.effort,
             tools=[_chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools)],
             tool_choice=_chat_tool_choice(self.tool_choice),

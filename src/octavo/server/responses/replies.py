@@ -69,7 +69,7 @@ class ResponseReply(Struct, kw_only=True):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float
-    truncation: str = "disabled"
+    truncation: str
     usage: ResponseUsage | None = None
     user: str | None
 

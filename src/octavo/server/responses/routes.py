@@ -197,6 +197,7 @@ def _new_reply(service: Service, body: ResponsesBody, stores: bool) -> ResponseR
         tools=body.shown_tools,
         top_logprobs=body.top_logprobs or 0,
         top_p=body.top_p,
+        truncation=body.truncation,
         user=body.user,
     )
 

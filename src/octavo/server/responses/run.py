@@ -16,7 +16,7 @@ from octavo.engine.frontend import Frontend
 from octavo.server.answer import Answer
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
-from octavo.server.logprobs import chat_logprobs
+from octavo.server.logprobs import TokenNames, chat_logprobs
 from octavo.server.replies import ChatTokenLogprob
 from octavo.server.responses import replies
 from octavo.server.responses.replies import ResponseReply, StreamEvent, event_frame
@@ -51,8 +51,8 @@ class Run:
         self._frontend = frontend
         self._answer = answer
         self._at_end = at_end
+        self._names = TokenNames(frontend.token_bytes, as_ids=False)
         self._writer = ResponseWriter(reply, answer.call_id)
-        self._num_reasoning_tokens = 0
         self._cancelled = False
 
     async def events(self) -> AsyncIterator[StreamEvent]:
@@ -94,11 +94,10 @@ class Run:
         self.generation.abort()
 
     def _read(self, text: str, output: RequestOutput) -> list[StreamEvent]:
-        was_reasoning = self._answer.is_reasoning
-        events = self._answer.events(text, is_last=output.finish_reason is not None)
-        if was_reasoning or self._answer.is_reasoning:
-            # It comes first: whatever came until now belongs to it, its tags too.
-            self._num_reasoning_tokens = self.generation.num_output_tokens
+        answer, num_before = self._answer, self._answer.num_reasoning_tokens
+        is_last = output.finish_reason is not None
+        events = answer.events(text, is_last=is_last, num_tokens=len(output.token_ids))
+        if answer.num_reasoning_tokens > num_before:
             self._writer.drop_logprobs()
             return self._writer.write(events)
         return self._writer.write(events, self._logprobs(output))
@@ -106,7 +105,7 @@ class Run:
     def _logprobs(self, output: RequestOutput) -> list[ChatTokenLogprob]:
         if output.logprobs is None:
             return []
-        entries = chat_logprobs(output.token_ids, output.logprobs, self._frontend.token_bytes).content
+        entries = chat_logprobs(output.token_ids, output.logprobs, self._names).content
         shown = [bool(self._frontend.visible_bytes(t, skip_special_tokens=True)) for t in output.token_ids]
         return [entry for entry, is_shown in zip(entries, shown, strict=True) if is_shown]
 
@@ -149,7 +148,7 @@ class Run:
             input_tokens=prompt,
             input_tokens_details=replies.InputTokensDetails(self.generation.num_cached_tokens),
             output_tokens=said,
-            output_tokens_details=replies.OutputTokensDetails(self._num_reasoning_tokens),
+            output_tokens_details=replies.OutputTokensDetails(self._answer.num_reasoning_tokens),
             total_tokens=prompt + said,
         )
         self._at_end()
