@@ -11,6 +11,7 @@ import tokenizers
 import transformers
 
 from octavo.core.errors import InvalidRequestError
+from octavo.tokenizer import template_sandbox
 from octavo.tokenizer.chat_template import MAX_PROMPT_CHARS, MAX_TEMPLATE_CHARS, ChatTemplate
 
 BOS, EOS = "<s>", "</s>"
@@ -162,6 +163,96 @@ def test_a_template_that_cannot_be_compiled_is_told_before_it_is_needed() -> Non
     assert re.search(r"the default chat template, as it is broken: Expected an expression.*line 2", broken[0])
     assert re.search(r"the tool_use chat template, as it is broken: No filter named 'nosuch'", broken[1])
     assert "the limit is" in ChatTemplate("x" * (MAX_TEMPLATE_CHARS + 1), "", "").warnings()[0]
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "qwen"])
+@pytest.mark.parametrize("content", ["And so", "  And so, ", "\n- one\n- ", "two words"])
+@pytest.mark.parametrize("role", ["assistant", "user"])
+def test_a_continued_final_message_ends_as_in_transformers(name: str, content: str, role: str, oracle: Any) -> None:
+    chat = [*CHATS[1], {"role": "assistant", "content": "two words"}, {"role": role, "content": content}]
+    ours = ChatTemplate(TEMPLATES[name], BOS, EOS).render(
+        chat, add_generation_prompt=False, continue_final_message=True
+    )
+    theirs = oracle.apply_chat_template(
+        chat, chat_template=TEMPLATES[name], tokenize=False, continue_final_message=True
+    )
+    assert ours == theirs
+    assert ours.endswith(content.strip() if name == "llama3" else content)
+
+
+def test_the_last_text_part_is_continued() -> None:
+    template = ChatTemplate("{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}", "", "")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert template.render([{"role": "user", "content": parts}], continue_final_message=True) == "<a><b"
+
+
+@pytest.mark.parametrize(
+    ("messages", "source"),
+    [
+        ([], "{{ messages }}"),
+        ([{"role": "assistant", "content": None}], "{{ messages }}"),
+        ([{"role": "assistant", "content": "x"}], "{{ messages[0].role }}"),
+        ([{"role": "assistant", "content": "<think>x"}], "{{ messages[0].content.split('<think>')[0] }}"),
+    ],
+)
+def test_a_final_message_that_is_not_there_cannot_be_continued(messages: list[dict[str, Any]], source: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate(source, "", "").render(messages, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize(
+    ("source", "as_text", "as_parts"),
+    [
+        ("{{ messages[0].content }}", "a\nb", "a\nb"),
+        ("{% for p in messages[0]['content'] %}{{ p.text }}{% endfor %}", "x", "ab"),
+        ("{% set c = messages[0].content %}{% for p in c %}{{ p.text }}{% endfor %}", "x", "ab"),
+        ("{% for p in messages[0].content | list %}{{ p.text }}{% endfor %}", "x", "ab"),
+        ("{% for word in messages[0].content.split() %}{{ word }},{% endfor %}", "x,", "a,b,"),
+        (
+            "{% set c = messages[0].content %}{% if c is string %}{{ c }}{% else %}"
+            "{% for p in c[:] %}[{{ p.text }}]{% endfor %}{% endif %}",
+            "x",
+            "[a][b]",
+        ),
+    ],
+)
+def test_a_template_gets_contents_as_it_reads_them(source: str, as_text: str, as_parts: str) -> None:
+    template = ChatTemplate(source, "", "")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert template.render([{"role": "user", "content": "x"}]) == as_text
+    assert template.render([{"role": "user", "content": parts}]) == as_parts
+
+
+def test_the_form_of_contents_can_be_forced() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", "", "")
+    assert template.render([{"content": "x"}], content_format="openai") == "[{'type': 'text', 'text': 'x'}]"
+    looping = ChatTemplate("{% for p in messages[0].content %}({{ p }}){% endfor %}", "", "")
+    assert looping.render([{"content": [{"type": "text", "text": "ab"}]}], content_format="string") == "(a)(b)"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set s = 'x' * 16000000 %}{% set ns = namespace(all=[]) %}"
+        "{% for i in range(1000) %}{% set ns.all = ns.all + [s[1:]] %}{% endfor %}",
+        "{% set s = 'x' * 16000000 %}{% set ns = namespace(all=[]) %}"
+        "{% for i in range(1000) %}{% set ns.all = ns.all + [s.upper()] %}{% endfor %}",
+    ],
+)
+def test_texts_are_bounded_in_all(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match="268,435,456 characters in all"):
+        ChatTemplate(source, "", "").render([])
+
+
+@pytest.mark.parametrize(
+    "loop", ["{% for i in range(90000) %}LOOK{% endfor %}", "{% for i in [0] recursive %}LOOK{{ loop(range(90000)) }}{% endfor %}"]
+)
+def test_a_rendering_has_its_time(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.05)
+    source = "{% set s = 'x' * 1000000 %}" + loop.replace("LOOK", "{% if 'yx' in s %}{% endif %}")
+    with pytest.raises(InvalidRequestError, match="more than 0.05 seconds"):
+        ChatTemplate(source, "", "").render([])
 
 
 def test_output_is_bounded() -> None:

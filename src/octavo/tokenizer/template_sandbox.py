@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
 from contextvars import ContextVar
 from datetime import datetime
@@ -25,7 +26,10 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 MAX_CHARS = 1 << 24  # of any text that a template makes
-MAX_STEPS = 500_000  # turns of loops and calls in one rendering; a few seconds
+MAX_STEPS = 500_000  # turns of loops and calls in one rendering
+MAX_SECONDS = 5.0  # of one rendering, of its thread's own time, so that a busy machine changes nothing
+MAX_CHARS_IN_ALL = 1 << 28  # of all texts that one rendering makes
+_ITEM_CHARS = 16  # an item of a list counts as so many
 _MAX_WIDTH = 1 << 16  # numbers given to filters and methods, which may pad to them
 _WIDE_FIELD = re.compile(r"\d{6,}|%[^a-zA-Z%]*\*")
 # Filters that write out whatever they get, or a changed copy of each text in it.
@@ -37,7 +41,17 @@ _WRITERS = frozenset(
     }
 )
 
-_steps: ContextVar[int] = ContextVar("steps of this rendering", default=0)
+
+class _Spent:
+    """What the rendering that runs has used up."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.chars = 0
+        self.began = time.thread_time()
+
+
+_spent: ContextVar[_Spent] = ContextVar("spent")
 
 
 class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -56,10 +70,11 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _bounded_filter("tojson", _tojson)
         self.filters["_turns"] = _turns
         self.filters["_joined"] = _joined
+        self.filters["_sliced"] = _sliced
 
     @staticmethod
     def begin() -> None:
-        _steps.set(0)
+        _spent.set(_Spent())
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = _AddBounds().visit(super()._parse(source, name, filename))
@@ -85,14 +100,14 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (as in jinja2)
         _step()
-        if isinstance(__obj, LoopContext) and args and hasattr(args[0], "__len__"):  # a loop that calls itself
-            _step(len(args[0]))
+        if isinstance(__obj, LoopContext) and args:  # a loop that calls itself
+            args = (_counted(args[0]), *args[1:])
         # The sandbox wraps "...".format.
         text = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         _require(not isinstance(text, bytes), "a method of bytes")
         if isinstance(text, str):
             _check_text_function(__obj.__name__, (text, *args), kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
+        return _made(super().call(__context, __obj, *args, **kwargs))
 
 
 class _GenerationBlock(Extension):
@@ -110,12 +125,18 @@ class _GenerationBlock(Extension):
 
 
 class _AddBounds(NodeTransformer):
-    """Loops and joined texts go through filters that count."""
+    """Loops, slices and joined texts go through filters that count."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 (jinja2 finds it by this name)
         self.generic_visit(node)
         node.iter = nodes.Filter(node.iter, "_turns", [], [], None, None, lineno=node.lineno)
         return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        return nodes.Filter(node, "_sliced", [], [], None, None, lineno=node.lineno)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -127,10 +148,29 @@ class _AddBounds(NodeTransformer):
 @pass_context  # so that jinja2 does not fold it into a constant
 def _turns(context: Context, items: Any) -> Any:
     """What a loop runs over, after its turns have been counted."""
-    if not hasattr(items, "__len__"):
-        return _taken(items)
-    _step(len(items))
-    return items
+    return _counted(items)
+
+
+def _counted(items: Any) -> _Turns:
+    if hasattr(items, "__len__"):
+        _step(len(items))
+        return _Turns(items)
+    return _Turns(_taken(items))
+
+
+class _Turns:
+    """Items of a loop that watches the time. Only loops see it."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            _check_time(_spent.get())
+            yield item
 
 
 def _taken(items: Iterable[Any]) -> list[Any]:
@@ -151,6 +191,12 @@ def _writable(value: Any) -> Any:
 
 
 @pass_context
+def _sliced(context: Context, part: Any) -> Any:
+    _step()
+    return _made(part)
+
+
+@pass_context
 def _joined(context: Context, items: list[Any]) -> str:
     return "".join(map(str, _writable(items)))
 
@@ -164,7 +210,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         if name in _WRITERS and own:
             _writable(own[0])
         _check_text_function(name, own, kwargs)
-        return function(*args[:first], *own, **kwargs)
+        return _made(function(*args[:first], *own, **kwargs))
 
     return bounded
 
@@ -223,14 +269,31 @@ def _num_chars(value: Any, depth: int = 0) -> int:
     return total
 
 
+def _made(value: Any) -> Any:
+    """What a call, a filter or a slice has made, after its size has been counted."""
+    if isinstance(value, str | bytes):
+        _require_chars(len(value))
+    elif isinstance(value, list | tuple):
+        _require_chars(len(value) * _ITEM_CHARS)
+    return value
+
+
 def _step(count: int = 1) -> None:
-    steps = _steps.get() + count
-    _steps.set(steps)
-    _require(steps <= MAX_STEPS, f"more than {MAX_STEPS:,} loop turns and calls")
+    spent = _spent.get()
+    spent.steps += count
+    _require(spent.steps <= MAX_STEPS, f"more than {MAX_STEPS:,} loop turns and calls")
+    _check_time(spent)
+
+
+def _check_time(spent: _Spent) -> None:
+    _require(time.thread_time() - spent.began <= MAX_SECONDS, f"more than {MAX_SECONDS:g} seconds")
 
 
 def _require_chars(count: int) -> None:
     _require(count <= MAX_CHARS, f"a text of more than {MAX_CHARS:,} characters")
+    spent = _spent.get()
+    spent.chars += count
+    _require(spent.chars <= MAX_CHARS_IN_ALL, f"texts of more than {MAX_CHARS_IN_ALL:,} characters in all")
 
 
 def _require(holds: bool, what: str) -> None:
