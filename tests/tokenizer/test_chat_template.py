@@ -181,7 +181,9 @@ def test_a_continued_final_message_ends_as_in_transformers(name: str, content: s
 
 
 def test_the_last_text_part_is_continued() -> None:
-    template = ChatTemplate("{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}", "", "")
+    template = ChatTemplate(
+        "{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}", "", ""
+    )
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert template.render([{"role": "user", "content": parts}], continue_final_message=True) == "<a><b"
 
@@ -246,7 +248,11 @@ def test_texts_are_bounded_in_all(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "loop", ["{% for i in range(90000) %}LOOK{% endfor %}", "{% for i in [0] recursive %}LOOK{{ loop(range(90000)) }}{% endfor %}"]
+    "loop",
+    [
+        "{% for i in range(90000) %}LOOK{% endfor %}",
+        "{% for i in [0] recursive %}LOOK{{ loop(range(90000)) }}{% endfor %}",
+    ],
 )
 def test_a_rendering_has_its_time(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.05)
