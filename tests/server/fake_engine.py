@@ -148,6 +148,11 @@ class FakeEngine:
                 return output
         if running.num_tokens == 0:
             output.num_cached_tokens = 0
+            if params.prompt_logprobs is not None:
+                output.prompt_logprobs = [
+                    TokenLogprobs(-0.5 * i, 2, [0xE2, t][: params.prompt_logprobs], [-0.25, -0.5 * i])
+                    for i, t in enumerate(request.prompt_token_ids[1:], 1)
+                ]
             output.queued_time, output.scheduled_time = running.queued_time, began
         if FAIL in prompt and running.num_tokens == 2:
             output.finish_reason, output.error = FinishReason.ERROR, "this request failed on purpose"

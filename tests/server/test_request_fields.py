@@ -185,6 +185,46 @@ def test_tokens_can_be_named_by_their_ids(client: openai.OpenAI) -> None:
     assert [t.token for t in first.top_logprobs] == ["token_id:117", "token_id:226"]
 
 
+def test_prompt_logprobs_have_vllms_shape(client: openai.OpenAI) -> None:
+    expected = [
+        None,
+        {
+            "98": {"logprob": -0.5, "rank": 2, "decoded_token": "b"},
+            "226": {"logprob": -0.25, "rank": 1, "decoded_token": "\ufffd"},
+        },
+    ]
+    fields = {"prompt_logprobs": 1, "max_tokens": 2}
+    assert complete(client, "ab", **fields).choices[0].prompt_logprobs == expected
+    first, *others = complete(client, "ab", stream=True, **fields)
+    assert first.choices[0].prompt_logprobs == expected
+    assert not any("prompt_logprobs" in chunk.choices[0].model_extra for chunk in others)
+    told = chat(client, prompt_logprobs=0).prompt_logprobs
+    assert [list(entry) for entry in told[1:]] == [[str(ord(c))] for c in "ser:hello\n>"]
+    (first, *_) = chat(client, prompt_logprobs=0, stream=True)
+    assert first.prompt_logprobs == told
+
+
+def test_an_echo_with_logprobs_has_those_of_the_prompt_first(client: openai.OpenAI) -> None:
+    fields = {"echo": True, "logprobs": 1, "max_tokens": 2}
+    choice = complete(client, "aé", **fields).choices[0]
+    told = choice.logprobs
+    assert choice.text == "aéa\ufffd"
+    assert told.tokens == ["a", "bytes:\\xc3", "bytes:\\xa9", "a", "bytes:\\xc3"]
+    assert told.text_offset == [0, 1, 2, 2, 3]
+    assert told.token_logprobs == [None, -0.5, -1.0, -0.5, -0.5]
+    assert told.top_logprobs[:2] == [None, {"bytes:\\xe2": -0.25, "bytes:\\xc3": -0.5}]
+    assert told.top_logprobs[-1] == {"bytes:\\xc3": -0.5}
+    streamed = [chunk.choices[0] for chunk in complete(client, "aé", stream=True, **fields)]
+    for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
+        assert [x for c in streamed for x in getattr(c.logprobs, name)] == getattr(told, name)
+    assert "".join(c.text for c in streamed) == choice.text
+    scored = complete(client, "aé", echo=True, logprobs=1, max_tokens=0).choices[0]
+    assert (scored.text, scored.logprobs.tokens) == ("aé", told.tokens[:3])
+    more = complete(client, "aé", prompt_logprobs=2, **fields).choices[0]
+    assert more.logprobs == told
+    assert len(more.prompt_logprobs[1]) == 2
+
+
 # -- what goes to the engine -------------------------------------------------------------------------------------------
 
 

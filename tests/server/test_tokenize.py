@@ -34,6 +34,8 @@ def test_messages_are_tokenized_as_chat_would(quick_server: ServerProcess) -> No
     assert bytes(reply["tokens"]).decode() == "user:hé\n>"
     without = post(quick_server, "/tokenize", {"messages": HELLO, "add_generation_prompt": False})
     assert bytes(without["tokens"]).decode() == "user:hé\n"
+    opened = {"messages": [*HELLO, {"role": "assistant", "content": "so"}], "continue_final_message": True}
+    assert bytes(post(quick_server, "/tokenize", opened)["tokens"]).decode() == "user:hé\nassistant:so"
     chat = httpx.post(f"{quick_server.url}/v1/chat/completions", json={"messages": HELLO, "max_tokens": 1}).json()
     assert chat["usage"]["prompt_tokens"] == reply["count"]
 
@@ -61,6 +63,13 @@ def test_tokens_become_the_text_they_came_from(quick_server: ServerProcess) -> N
         ("/tokenize", {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
         ("/tokenize", {"prompt": "a", "add_specials": True}, 400, "add_specials"),
         ("/tokenize", {"prompt": "a", "chat_template": "x"}, 400, "chat_template"),
+        ("/tokenize", {"messages": HELLO, "chat_template": "x"}, 400, "chat_template"),
+        (
+            "/tokenize",
+            {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True},
+            400,
+            "continue_final_message",
+        ),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
         ("/tokenize", {"prompt": "x" * (tokenize.MAX_TEXT_CHARACTERS + 1)}, 400, "prompt"),
         ("/detokenize", {}, 400, "tokens"),

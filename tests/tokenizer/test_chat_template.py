@@ -206,7 +206,7 @@ def test_a_final_message_that_is_not_there_cannot_be_continued(messages: list[di
 @pytest.mark.parametrize(
     ("source", "as_text", "as_parts"),
     [
-        ("{{ messages[0].content }}", "a\nb", "a\nb"),
+        ("{{ messages[0].content }}", "x", "a\nb"),
         ("{% for p in messages[0]['content'] %}{{ p.text }}{% endfor %}", "x", "ab"),
         ("{% set c = messages[0].content %}{% for p in c %}{{ p.text }}{% endfor %}", "x", "ab"),
         ("{% for p in messages[0].content | list %}{{ p.text }}{% endfor %}", "x", "ab"),
@@ -251,13 +251,13 @@ def test_texts_are_bounded_in_all(source: str) -> None:
     "loop",
     [
         "{% for i in range(90000) %}LOOK{% endfor %}",
-        "{% for i in [0] recursive %}LOOK{{ loop(range(90000)) }}{% endfor %}",
+        "{% for i in [0] recursive %}LOOK{% if loop.depth == 1 %}{{ loop(range(90000)) }}{% endif %}{% endfor %}",
     ],
 )
 def test_a_rendering_has_its_time(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.05)
     source = "{% set s = 'x' * 1000000 %}" + loop.replace("LOOK", "{% if 'yx' in s %}{% endif %}")
-    with pytest.raises(InvalidRequestError, match="more than 0.05 seconds"):
+    with pytest.raises(InvalidRequestError, match=r"more than 0\.05 seconds"):
         ChatTemplate(source, "", "").render([])
 
 

@@ -53,10 +53,7 @@ async def start_chat(
     The caller aborts the generation if nobody reads it. Raises ApiError, InvalidRequestError, EngineDeadError.
     """
     service.check_model(body.model)
-    if body.chat_template is None:
-        text = prompt_text(service, body)
-    else:  # nobody knows how long it takes
-        text = await asyncio.to_thread(prompt_text, service, body)
+    text = await rendered_prompt(service, body)
     answer = Answer(service.settings.parsers, body, text)
     grammar = await service.grammar(body.wanted_form(), answer.reasoning_tags, param=body.form_field)
     keep = service.frontend.num_kept(body.truncate_prompt_tokens, body.chosen_max_tokens)
@@ -74,12 +71,17 @@ async def start_chat(
             grammar=grammar,
         )
     except InvalidRequestError as error:
-        own_name = body.own_name(error.param)
-        if own_name == error.param:
-            raise
-        raise InvalidRequestError(str(error).replace(str(error.param), str(own_name)), own_name, error.code) from error
+        raise body.in_own_words(error) from None
     (generation,) = service.submit([request], body.labels)
     return answer, generation
+
+
+async def rendered_prompt(service: Service, body: ChatBody) -> str:
+    """`prompt_text`, in a thread if the template is the request's own: nobody knows how long that takes."""
+    if body.chat_template is None:
+        return prompt_text(service, body)
+    async with service.given_template_turn:
+        return await asyncio.to_thread(prompt_text, service, body)
 
 
 def prompt_text(service: Service, body: ChatBody) -> str:

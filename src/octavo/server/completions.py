@@ -11,9 +11,11 @@ from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from octavo.core.errors import InvalidRequestError
 from octavo.core.records import FinishReason, RequestOutput
 from octavo.server.generation import Generation, usage_of
 from octavo.server.logprobs import (
+    THREAD_NUMBERS,
     PlacedToken,
     TokenNames,
     TokenPlacer,
@@ -22,7 +24,7 @@ from octavo.server.logprobs import (
     prompt_logprobs,
 )
 from octavo.server.protocol import CompletionBody, read_body
-from octavo.server.replies import CompletionChoice, CompletionReply, Usage
+from octavo.server.replies import CompletionChoice, CompletionLogprobs, CompletionReply, Usage
 from octavo.server.service import (
     EventStream,
     Service,
@@ -44,18 +46,21 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     prompts = body.prompts()
     keep = service.frontend.num_kept(body.truncate_prompt_tokens, params.max_tokens)
     token_lists = await service.encode(prompts, add_special_tokens=body.add_special_tokens, param="prompt", keep=keep)
-    requests = [
-        service.frontend.build_request(
-            token_ids,
-            params,
-            request_id=service.engine_id(reply_id),
-            arrival_time=arrival_time,
-            cache_salt=body.cache_salt,
-            clamp_max_tokens=body.max_tokens is None,
-            grammar=grammar,
-        )
-        for token_ids in token_lists
-    ]
+    try:
+        requests = [
+            service.frontend.build_request(
+                token_ids,
+                params,
+                request_id=service.engine_id(reply_id),
+                arrival_time=arrival_time,
+                cache_salt=body.cache_salt,
+                clamp_max_tokens=body.max_tokens is None,
+                grammar=grammar,
+            )
+            for token_ids in token_lists
+        ]
+    except InvalidRequestError as error:
+        raise body.in_own_words(error) from None
     generations = service.submit(requests, body.labels)
     answers = [
         _Continuation(service, body, index, generation, _echoed(service, body, prompt, generation, keep))
@@ -144,14 +149,25 @@ class _Continuation:
             token_bytes = self._service.frontend.token_bytes
             choice.text = self._echoed + text
             if body.echo and body.logprobs is not None:
-                of_prompt = placed_prompt(self._echoed, token_ids, generation.prompt_logprobs, token_bytes)
-                tokens = [*of_prompt, *tokens]
+                choice.logprobs = await self._echoed_logprobs(body.logprobs, tokens)
             choice.prompt_logprobs = await prompt_logprobs(generation, body.prompt_logprobs, token_bytes)
             choice.prompt_token_ids = token_ids if body.return_token_ids else UNSET
             choice.seed = generation.seed if body.return_seed else UNSET
-        if body.logprobs is not None:
+        if body.logprobs is not None and choice.logprobs is None:
             choice.logprobs = completion_logprobs(tokens, self._names, body.logprobs)
         return choice
+
+    async def _echoed_logprobs(self, num_top: int, tokens: Sequence[PlacedToken]) -> CompletionLogprobs:
+        """Those of the prompt and of `tokens`."""
+        generation = self._generation
+        token_ids = generation.request.prompt_token_ids
+
+        def logprobs() -> CompletionLogprobs:
+            of_prompt = placed_prompt(self._echoed, token_ids, generation.prompt_logprobs, self._names.token_bytes)
+            return completion_logprobs([*of_prompt, *tokens], self._names, num_top)
+
+        is_large = len(token_ids) * (1 + abs(num_top)) > THREAD_NUMBERS
+        return await asyncio.to_thread(logprobs) if is_large else logprobs()
 
 
 class _Completions:

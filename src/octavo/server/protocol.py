@@ -145,8 +145,6 @@ class GenerationBody(StructuredFields, Struct, kw_only=True):
     def sampling_params(
         self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> SamplingParams:
-        if prompt_logprobs is not None:
-            raise _unsupported("prompt_logprobs", prompt_logprobs)
         return SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -208,6 +206,17 @@ class GenerationBody(StructuredFields, Struct, kw_only=True):
                 "stop",
                 "array_above_max_length",
             )
+
+    def own_name(self, param: str | None) -> str | None:
+        """The field of this body that a field of SamplingParams came from."""
+        return param
+
+    def in_own_words(self, error: InvalidRequestError) -> InvalidRequestError:
+        """A refusal of this body's SamplingParams, in terms of the body."""
+        name = self.own_name(error.param)
+        if name == error.param:
+            return error
+        return InvalidRequestError(str(error).replace(str(error.param), str(name), 1), name, error.code)
 
     @property
     def labels(self) -> dict[str, Any]:
@@ -323,7 +332,6 @@ class ChatBody(GenerationBody, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def own_name(self, param: str | None) -> str | None:
-        """The field of this body that a field of SamplingParams came from."""
         if param == "logprobs":
             return "top_logprobs"
         if param == "max_tokens" and self.max_tokens is None:
@@ -342,6 +350,9 @@ class CompletionBody(GenerationBody, kw_only=True):
             raise InvalidRequestError(
                 "max_tokens is 0, which says nothing without echo=true: ask for at least 1", "max_tokens"
             )
+
+    def own_name(self, param: str | None) -> str | None:
+        return "logprobs" if param == "prompt_logprobs" and self.prompt_logprobs is None else param
 
     @property
     def only_echoes(self) -> bool:

@@ -60,6 +60,7 @@ class Service:
         self.responses = ResponseStore(self.settings.responses_store_size, self.settings.responses_store_bytes)
         self.created = int(time.time())
         self._num_requests = itertools.count()
+        self.given_template_turn = asyncio.Lock()  # one request's own template at a time: others need threads too
         self._checker: GrammarChecker | None = None
 
     async def grammar(

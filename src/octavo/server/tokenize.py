@@ -10,12 +10,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.core.errors import InvalidRequestError
-from octavo.server.conversation import read_messages, read_tools
-from octavo.server.protocol import read_body
+from octavo.server.chat import rendered_prompt
+from octavo.server.protocol import ChatBody, read_body
 from octavo.server.service import THREAD_CHARACTERS, Service, read_limited
 
 MAX_TEXT_CHARACTERS = 2_000_000  # about a second of one core
 MAX_TOKENS = 1_000_000
+OF_CONVERSATIONS = (  # fields that mean what they mean in a chat request
+    *("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools"),
+    "documents",
+)
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -23,9 +27,12 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None  # None: with a prompt; a chat template writes its own
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None  # None: unless continue_final_message
+    continue_final_message: bool = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
+    documents: list[dict[str, Any]] = []
     return_token_strs: bool = False
 
     def check(self) -> None:
@@ -34,6 +41,9 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
             raise InvalidRequestError("send either prompt or messages", "prompt")
         if self.messages is not None and not self.messages:
             raise InvalidRequestError("messages is empty: send at least one", "messages")
+        for name in OF_CONVERSATIONS:
+            if self.messages is None and getattr(self, name):
+                raise InvalidRequestError(f"{name} goes with messages: leave it out with a prompt", name)
 
 
 class TokenizeReply(msgspec.Struct):
@@ -72,12 +82,9 @@ async def tokenize(service: Service, http: HttpRequest) -> Response:
     service.check_model(body.model)
     if body.messages is not None:
         param, with_special = "messages", bool(body.add_special_tokens)
-        text = service.frontend.render_chat(
-            read_messages(body.messages),
-            add_generation_prompt=body.add_generation_prompt,
-            tools=read_tools(body.tools) or None,
-            template_kwargs=body.chat_template_kwargs,
-        )
+        conversation = ChatBody(messages=body.messages, **{name: getattr(body, name) for name in OF_CONVERSATIONS})
+        conversation.check()
+        text = await rendered_prompt(service, conversation)
     else:
         param, with_special = "prompt", body.add_special_tokens is not False
         text = body.prompt or ""
