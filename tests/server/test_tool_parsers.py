@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,8 +18,8 @@ from octavo.server.tools.registry import TOOL_PARSERS
 Found = tuple[str, list[tuple[str, str]], bool]  # content, (name, arguments) of the calls, whether the last is whole
 
 
-def parse(name: str, pieces: list[str]) -> Found:
-    parser = TOOL_PARSERS[name]()
+def parse(name: str, pieces: list[str], tools: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> Found:
+    parser = TOOL_PARSERS[name](tools)
     content, calls = "", []
     for events in (*map(parser.feed, pieces), parser.finish()):
         for event in events:
@@ -35,6 +38,29 @@ F, G = '{"name": "f", "arguments": {"a": "ü", "b": [1, {"c": null}]}}', '{"name
 F_CALL, G_CALL = ("f", '{"a": "ü", "b": [1, {"c": null}]}'), ("g", "{}")
 LLAMA_F = F.replace("arguments", "parameters")
 PYTHON_F, PYTHON_F_CALL = "f(a='ü', b=[1, {\"c\": None}])", ("f", F_CALL[1])
+
+XML_F = """<function=f>
+<parameter=a>
+ü
+</parameter>
+<parameter=b>
+[1, {"c": null}]
+</parameter>
+</function>"""
+XML_G = "<function=g></function>"
+INVOKE_F = """<invoke name="f">
+<parameter name="a">ü</parameter>
+<parameter name="b">[1, {"c": null}]</parameter>
+</invoke>"""
+GLM_F = """f
+<arg_key>a</arg_key>
+<arg_value>ü</arg_value>
+<arg_key>b</arg_key><arg_value>[1, {"c": null}]</arg_value>
+"""
+DSML_F = (
+    '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">ü</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="b" string="false">[1, {"c": null}]</｜DSML｜parameter></｜DSML｜invoke>'
+)
 
 # parser, text, content, calls
 CALLS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
@@ -67,6 +93,58 @@ CALLS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("pythonic", "[a.b(x=-1.5, y=(1, 2), z=true,)]", "", [("a.b", '{"x": -1.5, "y": [1, 2], "z": true}')]),
     ("pythonic", '[f(a=\'it\\\'s)]\', b=""""q"\n""")]', "", [("f", '{"a": "it\'s)]", "b": "\\"q\\"\\n"}')]),
     ("pythonic", "[f(a='two\nlines')]", "", [("f", '{"a": "two\\nlines"}')]),
+    (
+        "qwen3_coder",
+        f"So:\n<tool_call>\n{XML_F}\n</tool_call>\n<tool_call>{XML_G}</tool_call>",
+        "So:",
+        [F_CALL, G_CALL],
+    ),
+    ("qwen3_xml", f"{XML_F}\n</tool_call>\n{XML_G} Bye", "Bye", [F_CALL, G_CALL]),  # the outer tag is left out
+    (
+        "qwen3_coder",
+        "<function=f>\n<parameter=a>\n\n1\n2\n\n</parameter>\n</function>",
+        "",
+        [("f", '{"a": "\\n1\\n2\\n"}')],
+    ),
+    (
+        "qwen3_coder",
+        "<function=f><parameter=a>x<parameter=y>\n<parameter=b>\ntrue\n</function>",
+        "",
+        [("f", '{"a": "x<parameter=y>", "b": true}')],
+    ),  # end tags are missing
+    ("seed_oss", f"<seed:tool_call>{XML_F}{XML_G}</seed:tool_call>", "", [F_CALL, G_CALL]),
+    (
+        "minimax_m2",
+        f'<minimax:tool_call>\n{INVOKE_F}\n<invoke name="g">\n</invoke>\n</minimax:tool_call>',
+        "",
+        [F_CALL, G_CALL],
+    ),
+    ("deepseek_v32", f"Ok.<｜DSML｜function_calls>\n{DSML_F}\n</｜DSML｜function_calls>", "Ok.", [F_CALL]),
+    ("glm45", f"<tool_call>{GLM_F}</tool_call>\n<tool_call>g\n</tool_call>", "", [F_CALL, G_CALL]),
+    ("glm47", "<tool_call>f<arg_key>a</arg_key><arg_value>1 \n</arg_value></tool_call>", "", [("f", '{"a": 1}')]),
+    (
+        "deepseek_v3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+        f"{F_CALL[1]}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{{}}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        [F_CALL, G_CALL],
+    ),
+    (
+        "deepseek_v31",
+        f"Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{F_CALL[1]}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Hm.",
+        [F_CALL, G_CALL],
+    ),
+    (
+        "kimi_k2",
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{F_CALL[1]}"
+        "<|tool_call_end|><|tool_call_begin|>g:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
+        " ok",
+        "ok",
+        [F_CALL, G_CALL],
+    ),
     ("olmo3", f"<function_calls>\n{PYTHON_F}\ng()\n</function_calls>", "", [PYTHON_F_CALL, G_CALL]),
 ]
 
@@ -95,6 +173,14 @@ NO_CALLS = [
     ("pythonic", "Call [f(a=1)]."),
     ("smollm", "<code>\nx = f(a=1)\n</code>"),
     ("olmo3", "<function_calls>\n</function_calls>"),
+    ("qwen3_coder", "<tool_call>\n<function=f>\nWhat now?"),
+    ("qwen3_coder", "Use <function=f> or <function= to call"),
+    ("qwen3_coder", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+    ("minimax_m2", "<minimax:tool_call></minimax:tool_call>"),
+    ("glm45", "<tool_call>f<arg_k"),
+    ("glm45", "<tool_call>\n</tool_call>"),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>x"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"),
 ]
 
 # parser, text, content, calls, whether the last call is whole
@@ -124,6 +210,14 @@ ODD: list[tuple[str, str, str, list[tuple[str, str]], bool]] = [
     ("pythonic", "[f(a=today(), b=1e999, c={1}, d=b'')]", "",
      [("f", '{"a": "today()", "b": "1e999", "c": "{1}", "d": "b\'\'"}')], True),
     ("pythonic", "[f(a=1] more", "more", [("f", '{"a": 1}')], True),
+    ("qwen3_coder", "<function=f><parameter=a>\ncut h", "", [("f", '{"a": "cut h"')], False),
+    ("qwen3_coder", "<function=f><parameter=a>1</parameter> so <b", "so <b", [("f", '{"a": 1')], False),
+    ("qwen3_coder", "<function=f><parameter=a>NaN</parameter><parameter=b>\\ud800</parameter></function>", "",
+     [("f", '{"a": "NaN", "b": "\\\\ud800"}')], True),
+    ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value> ž", "ž", [("f", '{"a": "x"')], False),
+    ("deepseek_v31", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "b', "", [("f", '{"a": "b')], False),
+    ("kimi_k2", '<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"a": 1<|tool_call_end|> x', "x",
+     [("f", '{"a": 1')], False),
     ("pythonic", "[f(a='\\ud800')]", "", [("f", '{"a": "\\ud800"}')], True),
 ]  # fmt: skip
 
@@ -179,6 +273,56 @@ def test_json_that_cannot_become_a_call_is_not_held_back() -> None:
     assert "".join(event.text for event in events if isinstance(event, Content)) == '{"answer":'
 
 
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "f": {
+        "text": {"type": "string"},
+        "number": {"type": "integer"},
+        "flag": {"type": "boolean"},
+        "list": {"type": "array"},
+        "odd": "no schema",
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "value"),
+    [
+        ("text", "12", "12"),
+        ("text", '{"a": 1}', '{"a": 1}'),
+        ("text", 'say "ü"\n\\', 'say "ü"\n\\'),
+        ("number", " 12 ", 12),
+        ("number", "twelve", "twelve"),
+        ("flag", "True", True),
+        ("list", "['a', None]", ["a", None]),
+        ("list", '["a", null]', ["a", None]),
+        ("odd", "True", "True"),
+        ("unknown", "1, 2", "1, 2"),
+        ("unknown", "1.5", 1.5),
+    ],
+)
+def test_bare_values_are_what_the_schema_says_or_what_they_look_like(key: str, raw: str, value: Any) -> None:
+    for name, text in (
+        ("qwen3_coder", f"<function=f>\n<parameter={key}>\n{raw}\n</parameter>\n</function>"),
+        ("glm45", f"<tool_call>f\n<arg_key>{key}</arg_key>\n<arg_value>{raw}</arg_value>\n</tool_call>"),
+    ):
+        for pieces in cuts(text):
+            _, ((_, arguments),), whole = parse(name, pieces, SCHEMAS)
+            assert whole
+            assert json.loads(arguments) == {key: value}
+
+
+def test_text_of_a_bare_value_comes_piece_by_piece() -> None:
+    parser = TOOL_PARSERS["qwen3_coder"](SCHEMAS)
+    assert arguments_of(parser.feed("<function=f>\n<parameter=text>\none")) == '{"text": "one'
+    assert arguments_of(parser.feed("\ntwo\n")) == "\\ntwo"
+    assert arguments_of(parser.feed("</parameter>\n</function>")) == '"}'
+
+
+def test_a_call_whose_model_gives_it_an_id_keeps_that() -> None:
+    start, *_ = TOOL_PARSERS["kimi_k2"]().feed("<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{")
+    assert start == CallStart(0, "f", "functions.f:3")
+
+
 def arguments_of(events: list[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, CallArguments))
 
@@ -189,7 +333,13 @@ FRAGMENTS = [
     "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<code>", "</code>", "<function_calls>", "</function_calls>",
     '{"name": "f", "arguments": ', '{"name": "ž", "parameters": ', '{"arguments": ', '"name": "g"', '{"ž": ', '"ž"',
     "{", "}", "[", "]", ",", ":", ";", '"', "\\", "\n", " ", "ž", "ž", "1", "'", '"""', "f(", "a=", "a='ž'", ")",
-    "null", "None", "[f(a=1, ", F, G, PYTHON_F,
+    "null", "None", "[f(a=1, ", F, G, PYTHON_F, "<function=f>", "<function=", "<parameter=a>", "\n<parameter=b>",
+    "</parameter>", "</function>", ">", '<invoke name="f">', '<parameter name="a">', "</invoke>", "<minimax:tool_call>",
+    "<seed:tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "f", DSML_F,
+    "<｜DSML｜function_calls>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "```", "```json",
+    "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.g:0", "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
 ]  # fmt: skip
 
 
@@ -225,6 +375,11 @@ def test_any_text_cut_anywhere_gives_the_same_and_loses_nothing(name: str, data:
         ("pythonic", "[f(a=" + "-" * 100_000 + "1)]"),
         ("pythonic", "[f(a=" + "9" * 100_000 + ")]"),
         ("pythonic", "[f(a=1)\n" * 20_000),
+        ("qwen3_coder", "<function=f><parameter=a>" * 10_000),
+        ("qwen3_coder", "<function=f><parameter=a>1</parameter></function>" * 5_000),
+        ("qwen3_coder", "<function=f><parameter=a>" + "[" * 100_000 + "</parameter>"),
+        ("glm45", "<tool_call>" * 20_000),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜>" * 10_000),
     ],
 )
 def test_long_nonsense_takes_time_linear_in_its_length(name: str, text: str) -> None:

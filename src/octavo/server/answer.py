@@ -5,6 +5,8 @@ Knows which parsers a server was started with and what a request asked for; form
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from octavo.core.errors import InvalidRequestError
@@ -33,7 +35,7 @@ class Answer:
                     "--tool-call-parser: start it so, or send tool_choice 'none'",
                     "tool_choice",
                 )
-            self._tools = TOOL_PARSERS[parsers.tools]()
+            self._tools = TOOL_PARSERS[parsers.tools](_properties(body.tools))
             self._shows_special_tokens = self._tools.shows_special_tokens
         if parsers.reasoning is not None:
             tags = REASONING_PARSERS[parsers.reasoning]
@@ -84,7 +86,7 @@ class Answer:
                 case Reasoning() if self._keeps_reasoning:
                     self._thoughts.append(event.text)
                 case CallStart() if self._tools is not None and self._wants_call(event.index):
-                    self._calls.append((ToolCall(self._tools.new_call_id(), CallFunction(event.name)), []))
+                    self._calls.append((ToolCall(event.id or self._tools.new_call_id(), CallFunction(event.name)), []))
                 case CallArguments() if self._wants_call(event.index):
                     self._calls[event.index][1].append(event.text)
                 case _:
@@ -144,3 +146,13 @@ class Answer:
 
 def _parsed(parser: TextParser, event: Event) -> list[Event]:
     return parser.feed(event.text) if isinstance(event, Content) else [event]
+
+
+def _properties(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What the schema of each tool says of its parameters; schemas are the client's, so they may be anything."""
+    found: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        properties = (tool["function"].get("parameters") or {}).get("properties")
+        if isinstance(properties, dict):
+            found[tool["function"]["name"]] = properties
+    return found

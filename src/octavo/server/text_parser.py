@@ -34,10 +34,11 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A tool call begins. `index` counts the calls of an answer from 0."""
+    """A tool call begins. `index` counts the calls of an answer from 0. id: "" if the model does not say one."""
 
     index: int
     name: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,12 @@ class TextParser(ABC):
                     return tag
             if not any(tag.startswith(rest) for tag in tags) or not (yield from self._more()):
                 return ""
+
+    def _took(self, *tags: str) -> Pausing[bool]:
+        """Does one of `tags` come next? Then it is taken."""
+        tag = yield from self._follows(*tags)
+        self._take(len(tag))
+        return bool(tag)
 
     def _take(self, count: int) -> str:
         """The next `count` characters, which must be there."""

@@ -6,7 +6,9 @@ White space beside calls belongs to the format. It is content only between two t
 from __future__ import annotations
 
 import uuid
-from typing import ClassVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from octavo.server.text_parser import CallArguments, CallStart, Content, Event, Pausing, TextParser
 
@@ -20,8 +22,10 @@ class ToolParser(TextParser):
 
     shows_special_tokens: ClassVar[bool] = False  # whether the format's marks may be special tokens of the model
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> None:
+        """tools: the properties in the schema of each tool's parameters, for formats whose values have no types."""
         super().__init__()
+        self._tools = tools
         self.num_calls = 0
         self.last_is_whole = False  # the arguments of the last call have come to their end
         self._has_text = False
@@ -52,8 +56,8 @@ class ToolParser(TextParser):
         """Content up to the first of `tags`, which is taken and returned; "" at the end."""
         return (yield from self._pass_until(tags, self._say))
 
-    def _begin_call(self, name: str) -> None:
-        self.events.append(CallStart(self.num_calls, name))
+    def _begin_call(self, name: str, call_id: str = "") -> None:
+        self.events.append(CallStart(self.num_calls, name, call_id))
         self.num_calls += 1
         self.last_is_whole = False
 

@@ -69,7 +69,7 @@ class PythonCalls(ToolParser):
             if not character:
                 self._argue(_cut_literal(raw))
                 return True
-            self._argue(_as_json(raw))
+            self._argue(as_json(raw))
             if character == ",":
                 self._take(1)
                 key = yield from self._argument_name()
@@ -125,7 +125,7 @@ class PythonCalls(ToolParser):
                 put(self._take(1))
 
 
-def _as_json(raw: str) -> str:
+def as_json(raw: str) -> str:
     """A Python literal as JSON; anything else as a JSON string of itself."""
     for source in (raw, raw.replace("\n", "\\n")):  # models break lines inside of plain quotes
         try:
