@@ -1,6 +1,7 @@
 // The only file that sees Python: numpy arrays in, plain pointers on. Long calls release the interpreter lock.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -178,7 +179,15 @@ NB_MODULE(_native, m) {
         "What a program takes beyond arena, weights and cache: scratch memory of the threads, partial results of attention.");
 
   nb::class_<Executor>(m, "Executor", "A thread pool and the kernels of one instruction set.")
-      .def(nb::init<const std::string &, int>(), "isa"_a, "threads"_a, "isa: one of instruction_sets(), or empty for the best.")
+      .def(
+          "__init__",
+          [](Executor *self, const std::string &isa, int threads, std::optional<Output<uint64_t>> pulse) {
+            static_assert(sizeof(std::atomic<uint64_t>) == 8 && std::atomic<uint64_t>::is_always_lock_free);
+            if (pulse && pulse->size() != 1) throw std::invalid_argument("a pulse is one counter");
+            new (self) Executor(isa, threads, pulse ? reinterpret_cast<std::atomic<uint64_t> *>(pulse->data()) : nullptr);
+          },
+          "isa"_a, "threads"_a, "pulse"_a.none() = nb::none(), nb::keep_alive<1, 4>(),
+          "isa: one of instruction_sets(), or empty for the best. pulse: uint64 [1], moves on while phases run.")
       .def_prop_ro("isa", [](const Executor &e) { return std::string(e.kernels().name); })
       .def_prop_ro("threads", [](Executor &e) { return e.pool().size(); });
 

@@ -48,7 +48,8 @@ Memory::Memory(size_t bytes) : size_(static_cast<size_t>(round_up(static_cast<in
 
 Memory::~Memory() { munmap(data_, size_); }
 
-Executor::Executor(const std::string &isa, int threads) : kernels_(choose(isa)), pool_(threads, kScratchBytes) {}
+Executor::Executor(const std::string &isa, int threads, std::atomic<uint64_t> *pulse)
+    : kernels_(choose(isa)), pool_(threads, kScratchBytes, pulse) {}
 
 // ---- weights ----
 
@@ -313,6 +314,7 @@ void Program::run(const Batch &batch) {
 
   phases_.clear();
   for (const Op &op : ops_) add_phases(op);
+  fault_.count_step(phases_);
   run_phases();
 }
 

@@ -3,14 +3,16 @@
 #include <span>
 #include <string>
 
+#include "fault.h"
 #include "kernel_table.h"
 
 namespace octavo {
 
 class Executor {
  public:
-  // isa: a name of available_kernels(), or empty for the best. Throws std::invalid_argument for another name.
-  Executor(const std::string &isa, int threads);
+  // isa: a name of available_kernels(), or empty for the best. Throws std::invalid_argument for another name. `pulse` is
+  // the thread pool's.
+  Executor(const std::string &isa, int threads, std::atomic<uint64_t> *pulse = nullptr);
   const KernelTable &kernels() const { return kernels_; }
   ThreadPool &pool() { return pool_; }
 
@@ -119,6 +121,7 @@ class Program {
   std::vector<int32_t> expert_rows_, active_experts_, row_tokens_;
   RoutedRows routed_{};
   PhaseList phases_;
+  Fault fault_;
   Step step_{};
 };
 

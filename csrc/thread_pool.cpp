@@ -36,7 +36,8 @@ void wait_until(Ready ready) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads, size_t scratch_bytes) : scratch_bytes_(0) {
+ThreadPool::ThreadPool(int threads, size_t scratch_bytes, std::atomic<uint64_t> *pulse)
+    : scratch_bytes_(0), pulse_(pulse ? pulse : &unwatched_) {
   if (threads < 1) throw std::invalid_argument("a thread pool has at least one thread");
   scratch_.resize(threads);
   grow_scratch(scratch_bytes);
@@ -108,8 +109,10 @@ void ThreadPool::take_part(const Region &region, int thread) {
     while ((chunk = progress.next.fetch_add(1, std::memory_order_relaxed)) < phase.chunks) {
       phase.run(phase.op, region.context, chunk, scratch);
       progress.done.fetch_add(1, std::memory_order_release);
+      if (thread == 0) beat();
     }
     wait_until([&] { return progress.done.load(std::memory_order_acquire) == phase.chunks; });
+    if (thread == 0) beat();
   }
   std::fesetenv(&callers);
 }

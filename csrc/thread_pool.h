@@ -22,8 +22,10 @@ struct Phase {
 
 class ThreadPool {
  public:
-  // `threads` counts the caller. Each gets `scratch_bytes` of private memory. Throws std::system_error, std::bad_alloc.
-  ThreadPool(int threads, size_t scratch_bytes);
+  // `threads` counts the caller. Each gets `scratch_bytes` of private memory. `pulse`, if given, counts what the caller's
+  // thread gets done while it runs phases, for whoever watches from another process: it stands still if any chunk hangs.
+  // Throws std::system_error, std::bad_alloc.
+  ThreadPool(int threads, size_t scratch_bytes, std::atomic<uint64_t> *pulse = nullptr);
   ~ThreadPool();
   ThreadPool(const ThreadPool &) = delete;
   ThreadPool &operator=(const ThreadPool &) = delete;
@@ -52,6 +54,8 @@ class ThreadPool {
   void end_threads();
   void work(int thread);
   void take_part(const Region &region, int thread);
+  // Only the caller's thread counts, so it shares the place with no other writer.
+  void beat() { pulse_->store(pulse_->load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 
   struct Free {
     void operator()(std::byte *p) const { std::free(p); }
@@ -63,6 +67,8 @@ class ThreadPool {
   Region regions_[kRegions];             // used in turn
   std::atomic<uint32_t> generation_{0};  // of the region that was opened last, regions_[generation % kRegions]
   std::atomic<bool> stop_{false};
+  std::atomic<uint64_t> unwatched_{0};
+  std::atomic<uint64_t> *pulse_;
 };
 
 }  // namespace octavo

@@ -11,7 +11,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.records import EngineStats, FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from octavo.engine.async_channel import AsyncChannel
 from octavo.engine.channel import BlockingChannel, ChannelClosedError, FrameBuffer, encode_frame
-from octavo.engine.messages import Abort, Configure, Failed, FromEngine, Outputs, Refusal, Shutdown, Submit
+from octavo.engine.messages import Abort, Configure, Failed, FromEngine, Outputs, Ping, Refusal, Shutdown, Submit
 
 REQUEST = Request(
     request_id="r",
@@ -20,7 +20,7 @@ REQUEST = Request(
     arrival_time=12.5,
     cache_salt="salt",
 )
-TO_ENGINE = [Configure(EngineConfig("m.gguf", isa="avx512")), Submit(REQUEST), Abort("r"), Shutdown()]
+TO_ENGINE = [Configure(EngineConfig("m.gguf", isa="avx512"), 7), Submit(REQUEST), Abort("r"), Ping(), Shutdown()]
 OUTPUTS = Outputs(
     [
         RequestOutput(

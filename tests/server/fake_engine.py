@@ -14,6 +14,7 @@ from octavo.core.records import EngineStats, FinishReason, Request, RequestOutpu
 from octavo.engine.frontend import Frontend
 from octavo.engine.generation_config import GenerationDefaults, load_generation_defaults
 from octavo.engine.messages import EngineInfo
+from octavo.engine.pulse import Pulse
 from octavo.engine.text_side import TextSide
 from octavo.tokenizer.chat_template import ChatTemplate
 
@@ -25,6 +26,7 @@ MODEL_NAME = "echo"
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 
 CRASH = b"!crash"  # in a prompt: step() raises
+HANG = b"!hang"  # in a prompt: step() never ends
 REFUSE = b"!refuse"  # in a prompt: submit() refuses
 SAY, END = b"!say ", b"!end"  # in a prompt: the text between the last two is the answer, and then the sequence ends
 FAIL = b"!fail"  # in a prompt: this request alone ends with an error, after two tokens
@@ -70,7 +72,7 @@ class _Running:
 class FakeEngine:
     """Has the interface of `octavo.engine.engine.Engine`. `step_seconds` is how long a step takes."""
 
-    def __init__(self, config: EngineConfig, step_seconds: float = 0.0) -> None:
+    def __init__(self, config: EngineConfig, pulse: Pulse | None = None, step_seconds: float = 0.0) -> None:
         if config.model.endswith(".broken"):
             raise ModelFileError(f"{config.model} is not a GGUF file: its first bytes are 'NOPE'")
         if config.model.endswith(".slow"):
@@ -138,6 +140,8 @@ class FakeEngine:
         prompt = self._prompt(request)
         if CRASH in prompt:
             raise RuntimeError("crashed on purpose")
+        while HANG in prompt:
+            pass
         output = RequestOutput(request_id=request.request_id)
         if params.prompt_logprobs is not None and running.num_scored < len(request.prompt_token_ids):
             # In pieces of two, the last one with the first token.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,6 +33,13 @@ def stream_to_its_end(server: ServerProcess) -> tuple[str, str | None]:
     return text, reason
 
 
+def finished_by(server: ServerProcess) -> dict[str, float]:
+    """How many requests ended, for each reason that there was."""
+    text = httpx.get(f"{server.url}/metrics").text
+    found = re.findall(r'octavo:request_success_total{.*finished_reason="(\w+)".*} (.*)', text)
+    return {reason: float(number) for reason, number in found if float(number)}
+
+
 def is_gone(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -55,25 +63,34 @@ def test_a_killed_engine_is_told_to_every_client_at_once_and_to_health(own_serve
             assert text.startswith("user")
             assert error is not None
             assert "engine process ended" in error
-        assert whole.result(5).status_code == 503
+        reply = whole.result(5)
+    assert reply.status_code == 500
+    assert reply.json()["error"].items() >= {"type": "server_error", "code": "engine_dead"}.items()
     assert time.monotonic() - killed_at < 2
     health = httpx.get(f"{own_server.url}/health")
     assert health.status_code == 503
-    assert health.json()["error"]["type"] == "server_error"
     late = httpx.post(f"{own_server.url}/v1/completions", json={"prompt": "abc"})
     assert late.status_code == 503
+    assert late.json()["error"].items() >= {"type": "server_error", "code": "engine_unavailable"}.items()
+    assert late.headers["retry-after"] == "1"
     assert metric(own_server, "num_requests_running") == metric(own_server, "kv_cache_usage_perc") == 0
     assert metric(own_server, "generation_tokens_total") > 300
-    wait_until(lambda: "SIGKILL" in own_server.log)
+    wait_until(lambda: httpx.get(f"{own_server.url}/health").status_code == 200)
+    assert metric(own_server, "generation_tokens_total") > 300
+    assert finished_by(own_server) == {"error": 11}
+    assert stream_to_its_end(own_server)[1] == "length"
+    assert "was killed by SIGKILL" in own_server.log
+    assert "11 requests were running" in own_server.log
     assert own_server.end() == 0
 
 
 def test_an_engine_that_crashes_in_a_step_is_told_to_its_clients(own_server: ServerProcess) -> None:
     reply = httpx.post(f"{own_server.url}/v1/completions", json={"prompt": CRASH.decode()})
-    assert reply.status_code == 503
+    assert reply.status_code == 500
     assert "RuntimeError" in reply.json()["error"]["message"]
-    wait_until(lambda: httpx.get(f"{own_server.url}/health").status_code == 503)
-    wait_until(lambda: "crashed on purpose" in own_server.log)
+    assert httpx.get(f"{own_server.url}/health").status_code == 503
+    wait_until(lambda: httpx.get(f"{own_server.url}/health").status_code == 200)
+    assert "ended with exit code 1 (RuntimeError: crashed on purpose); 1 requests were running" in own_server.log
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

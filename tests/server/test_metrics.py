@@ -179,7 +179,7 @@ def test_who_leaves_is_counted_once_as_aborted(steady_server: ServerProcess) -> 
 
 def test_a_request_that_fails_is_counted_as_an_error(quick_server: ServerProcess) -> None:
     before = scrape(quick_server)
-    assert httpx.post(f"{quick_server.url}/v1/completions", json={"prompt": FAIL.decode()}).status_code == 503
+    assert httpx.post(f"{quick_server.url}/v1/completions", json={"prompt": FAIL.decode()}).status_code == 500
     name = "request_success_total{error}"
     assert scrape(quick_server)[name] - before[name] == 1
 
@@ -187,7 +187,7 @@ def test_a_request_that_fails_is_counted_as_an_error(quick_server: ServerProcess
 def test_requests_that_a_killed_engine_loses_are_errors_and_totals_stay(own_server: ServerProcess) -> None:
     post(own_server, {"prompt": "abc", "max_tokens": 5})
     with ThreadPoolExecutor(3) as pool:
-        lost = [pool.submit(post, own_server, {"prompt": "abc", "max_tokens": 900}, 503) for _ in range(3)]
+        lost = [pool.submit(post, own_server, {"prompt": "abc", "max_tokens": 900}, 500) for _ in range(3)]
         wait_until(lambda: metric(own_server, "generation_tokens_total") > 20)
         before = scrape(own_server)
         os.kill(own_server.engine_pid(), signal.SIGKILL)

@@ -230,7 +230,7 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, completion(n=True), 400, "n"),
     (COMPLETIONS, completion(suffix="end"), 400, "suffix"),
     (COMPLETIONS, completion(messages=USER), 400, "messages"),
-    (COMPLETIONS, completion(prompt=FAIL.decode()), 503, None),
+    (COMPLETIONS, completion(prompt=FAIL.decode()), 500, None),
 ]
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo.cli.options import add_engine_flags, engine_config
@@ -46,17 +47,19 @@ def serve(
     load_text: Callable[[EngineConfig], TextSide] = load_text_side,
     notes: Sequence[str] = (),
 ) -> int:
-    """Serve until ctrl-C or SIGTERM. Raises OctavoError if it cannot start.
+    """Serve until ctrl-C or SIGTERM (0), or until no engine can be kept alive (1).
 
-    `config.model` has been located; `command` starts the engine process; `notes` are warnings about the command line.
+    Raises OctavoError if it cannot start. `config.model` has been located; `command` starts the engine process; `notes`
+    are warnings about the command line.
     """
     tls = tls_context(settings)
     with listening(settings) as sock:
-        process = launch_engine(config, command)
+        launch = partial(launch_engine, config, command, pipe_stderr=settings.log_format == "json")
+        process = launch()
         try:
             import asyncio
 
-            return asyncio.run(_serve(config, settings, sock, tls, process, load_text, notes))
+            return asyncio.run(_serve(config, settings, sock, tls, process, launch, load_text, notes))
         finally:
             if process.popen.poll() is None:
                 process.popen.kill()
@@ -68,48 +71,58 @@ async def _serve(
     sock: socket.socket,
     tls: ssl.SSLContext | None,
     process: EngineProcess,
+    launch: Callable[[], EngineProcess],
     load_text: Callable[[EngineConfig], TextSide],
     notes: Sequence[str],
 ) -> int:
     import asyncio
 
+    from octavo.server.stopping import Stopping
+
     # Before the imports, which take longer than a hasty ctrl-C.
-    stop = asyncio.Event()
+    stopping = Stopping()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.ask)
 
     from octavo.core.clock import SystemClock
-    from octavo.engine.client import EngineClient
+    from octavo.engine.supervisor import EngineSupervisor
     from octavo.server.app import create_app
     from octavo.server.logs import configure_logs
     from octavo.server.run import run_until
     from octavo.server.service import Service
 
     configure_logs(settings.log_format)
-    stopping = asyncio.create_task(stop.wait())
-    connecting = asyncio.create_task(EngineClient.connect(process))
+    engine = EngineSupervisor(
+        launch,
+        SystemClock(),
+        engine_timeout=settings.engine_timeout,
+        max_restarts=settings.max_engine_restarts,
+        on_give_up=stopping.ask,
+    )
+    asked = asyncio.create_task(stopping.asked.wait())
+    starting = asyncio.create_task(engine.start(process))
     try:
         text = await asyncio.to_thread(load_text, config)
-        await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
+        await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
+        if stopping.asked.is_set():
             return 0
-        client = await connecting
-    finally:
-        connecting.cancel()  # does nothing if it is done
-        await asyncio.gather(connecting, return_exceptions=True)
-    try:
+        await starting
         if settings.chat_template is not None:
             text = with_template(text, settings.chat_template)
         content_format = settings.chat_template_content_format
-        frontend = Frontend(text.tokenizer, text.template, client.info, config.seed, content_format)
-        service = Service(client, frontend, SystemClock(), text.defaults.sampling, settings)
-        warnings = [*notes, *text.warnings, *client.info.warnings]
-        _greet(client.info, warnings, address(sock, tls=settings.tls) + settings.root_path, settings.log_format)
-        await run_until(stop, create_app(service), client, sock, settings, tls)
+        frontend = Frontend(text.tokenizer, text.template, engine.info, config.seed, content_format)
+        service = Service(engine, frontend, SystemClock(), text.defaults.sampling, settings)
+        warnings = [*notes, *text.warnings, *engine.info.warnings]
+        _greet(engine.info, warnings, address(sock, tls=settings.tls) + settings.root_path, settings.log_format)
+        try:
+            await run_until(stopping, create_app(service), engine, sock, settings, tls)
+        finally:
+            await service.close()
     finally:
-        await service.close()
-        await client.close()
-    return 0
+        starting.cancel()  # does nothing if it is done
+        await asyncio.gather(starting, return_exceptions=True)
+        await engine.close()
+    return 1 if engine.gave_up else 0
 
 
 def _greet(info: EngineInfo, warnings: Sequence[str], url: str, log_format: str) -> None:

@@ -23,6 +23,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     security = parser.add_argument_group("security", "who may ask")
     limits = parser.add_argument_group("limits")
     logs = parser.add_argument_group("logs")
+    ends = parser.add_argument_group("end", "when the server ends, or the engine dies")
 
     def flag(group: Any, name: str, text: str, **options: Any) -> None:
         group.add_argument(name, help=text, **options)
@@ -202,6 +203,29 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         type=human_int,
         metavar="N",
     )
+    flag(
+        ends,
+        "--shutdown-timeout",
+        f"on ctrl-C or SIGTERM, running requests have so long to end ({default.shutdown_timeout:g}: none)",
+        type=float,
+        default=default.shutdown_timeout,
+        metavar="SECONDS",
+    )
+    flag(
+        ends,
+        "--engine-timeout",
+        f"an engine that gets nothing done for so long is restarted; 0: never ({default.engine_timeout:g})",
+        type=float,
+        default=default.engine_timeout,
+        metavar="SECONDS",
+    )
+    flag(
+        ends,
+        "--max-engine-restarts",
+        "restarts of a dying engine in a row before the server ends; default: it never gives up",
+        type=int,
+        metavar="N",
+    )
 
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:
@@ -242,6 +266,9 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         responses_store_size=args.responses_store_size,
         responses_store_bytes=args.responses_store_bytes,
         parsers=answer_parsers(args),
+        shutdown_timeout=args.shutdown_timeout,
+        engine_timeout=args.engine_timeout,
+        max_engine_restarts=args.max_engine_restarts,
     )
 
 

@@ -41,4 +41,15 @@ class OverloadedError(OctavoError):
 
 
 class EngineDeadError(OctavoError):
-    """The engine process ended or cannot be reached; every waiting request gets this."""
+    """The engine failed on what it was doing, or its process ended meanwhile; every request that ran gets this."""
+
+
+class EngineUnavailableError(OctavoError):
+    """No request is taken at the moment.
+
+    retry_after: seconds after which it may help to ask again; None if this server is going to end.
+    """
+
+    def __init__(self, message: str, retry_after: float | None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

@@ -1,29 +1,49 @@
-"""The asyncio side of an engine process: start it, give it requests, hand each client its outputs, notice its death.
+"""The asyncio side of an engine process: start it, give it requests, hand each client its outputs, notice that it died,
+was stopped, or hangs.
 
-Knows nothing of HTTP or of text.
+Knows nothing of HTTP or of text, nor of what is done about a death (`supervisor`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.core import errors
 from octavo.core.config import EngineConfig
-from octavo.core.errors import EngineDeadError, InvalidRequestError, OctavoError
+from octavo.core.errors import EngineDeadError, InvalidRequestError, OctavoError, shorten
 from octavo.core.records import EngineStats, FinishReason, Request, RequestOutput
 from octavo.engine.async_channel import AsyncChannel
-from octavo.engine.messages import Abort, EngineInfo, Failed, FromEngine, Outputs, Ready, Shutdown, Submit
-from octavo.engine.process import ENGINE_COMMAND, EngineProcess, launch_engine
+from octavo.engine.messages import (
+    Abort,
+    EngineInfo,
+    Failed,
+    FromEngine,
+    Outputs,
+    Ping,
+    Ready,
+    Shutdown,
+    Submit,
+    ToEngine,
+)
+from octavo.engine.process import ENGINE_COMMAND, SHOW_STACKS, EngineProcess, launch_engine
+from octavo.engine.stderr_lines import StderrLines
 
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 2.0  # how long a closing engine may finish its step before it is killed
+KILLED_SECONDS = 10.0  # how long the system may take to end a killed one, which has much memory to give back
+STACKS_SECONDS = 0.2  # for an engine that hangs to write where, before it is killed
+LAST_WORDS_SECONDS = 0.5  # for the pipe of a dead engine to end
+HEALTH_SECONDS = 0.9  # most load balancers wait a second
+WATCH_SECONDS = 0.5  # between two looks at an engine that owes us something
 # What most often is behind a signal that ends the engine, and what helps.
 DEATHS: dict[int, str] = {
     signal.SIGBUS: "a model file was changed while it was read, or its disk has an error; check both and start again",
@@ -43,11 +63,21 @@ class Observer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How an engine ended ("was killed by SIGSEGV"), what may be behind it, and how many requests were running."""
+
+    how: str
+    why: str
+    num_requests: int
+
+
 class OutputStream:
     """The outputs of one request, in order, the last one with a finish reason: an async iterator for one consumer.
 
-    Iterating raises EngineDeadError when the engine dies and InvalidRequestError when the engine refuses the request.
-    Abandoning it (`aclose`, `abort`, or cancelling the task that waits in it) aborts the request.
+    If the engine dies, the last output says FinishReason.ERROR and why. Iterating raises InvalidRequestError when the
+    engine refuses the request. Abandoning it (`aclose`, `abort`, or cancelling the task that waits in it) aborts the
+    request.
     """
 
     def __init__(self, client: EngineClient, request_id: str, observer: Observer | None) -> None:
@@ -55,7 +85,7 @@ class OutputStream:
         self._request_id = request_id
         self._observer = observer
         self._outputs: deque[RequestOutput] = deque()
-        self._error: OctavoError | None = None
+        self._refusal: InvalidRequestError | None = None
         self._finished = False  # nothing more will be put
         self._waiter: asyncio.Future[None] | None = None
 
@@ -64,8 +94,8 @@ class OutputStream:
 
     async def __anext__(self) -> RequestOutput:
         while not self._outputs:
-            if self._error is not None:
-                raise self._error
+            if self._refusal is not None:
+                raise self._refusal
             if self._finished:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
@@ -94,10 +124,8 @@ class OutputStream:
         self._finished = output.finish_reason is not None
         self._wake()
 
-    def _fail(self, error: OctavoError) -> None:
-        if self._observer is not None and not isinstance(error, InvalidRequestError):
-            self._observer.observe(RequestOutput(request_id=self._request_id, finish_reason=FinishReason.ERROR), 0.0)
-        self._error = error
+    def _refuse(self, refusal: InvalidRequestError) -> None:
+        self._refusal = refusal
         self._finished = True
         self._wake()
 
@@ -107,40 +135,55 @@ class OutputStream:
 
 
 class EngineClient:
-    """One running engine. `info` is what was loaded; `stats` is the newest snapshot it sent.
+    """One running engine. `info` is what was loaded; `stats` is the newest snapshot it sent; `death` comes at its end.
 
-    `on_stats`, if set, is called with each snapshot.
+    on_stats: called with each snapshot.
+
+    engine_timeout: seconds without any progress after which an engine that has work is taken for hung; 0: never.
     """
 
     info: EngineInfo
     on_stats: Callable[[EngineStats], None] | None = None
 
-    def __init__(self, process: EngineProcess) -> None:
+    def __init__(self, process: EngineProcess, engine_timeout: float = 0.0) -> None:
+        self._process = process
         self._popen = process.popen
-        self._channel: AsyncChannel
-        self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._engine_timeout = engine_timeout
+        self._loop = asyncio.get_running_loop()
+        self._channel: AsyncChannel | None = None
+        self._stderr: StderrLines | None = None
+        self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._streams: dict[str, OutputStream] = {}
-        self._death: EngineDeadError | None = None
-        self._death_report: asyncio.Task[None] | None = None
+        self._answer: asyncio.Future[None] | None = None  # of the Ping that is on its way
+        self._watch_timer: asyncio.TimerHandle | None = None
+        self._beats, self._still_seconds = 0, 0.0
+        self._last_words: str | None = None
+        self._burial: asyncio.Task[None] | None = None
         self._loaded = False
-        self._closing = False
+        self._closing: asyncio.Task[None] | None = None
+        self.is_alive = True
+        self.death: asyncio.Future[Death] = self._loop.create_future()
         self.stats = EngineStats()
-        self._past_stats = EngineStats()  # of engines that ended: only its totals count
 
     @classmethod
-    async def start(cls, config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND) -> EngineClient:
+    async def start(
+        cls, config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND, engine_timeout: float = 0.0
+    ) -> EngineClient:
         """Launch an engine process and wait until its model is loaded. Raises as `connect` does."""
-        return await cls.connect(launch_engine(config, command))
+        return await cls.connect(launch_engine(config, command), engine_timeout)
 
     @classmethod
-    async def connect(cls, process: EngineProcess) -> EngineClient:
+    async def connect(cls, process: EngineProcess, engine_timeout: float = 0.0) -> EngineClient:
         """Wait until a launched engine is ready.
 
         Raises the engine's own OctavoError if it could not load, EngineDeadError if it died while loading.
         """
-        client = cls(process)
-        client._channel = await AsyncChannel.open(process.socket, client._receive, client._lost)
+        client = cls(process, engine_timeout)
         try:
+            if process.popen.stderr is not None:
+                client._stderr = await StderrLines.read(process.popen.stderr)
+            client._channel = await AsyncChannel.open(process.socket, client._receive, client._lost)
+            client._watch()
             client.info = await client._ready
         except BaseException:
             await client.close()
@@ -148,29 +191,25 @@ class EngineClient:
         return client
 
     @property
-    def is_alive(self) -> bool:
-        return self._death is None
-
-    @property
     def pid(self) -> int:
         return self._popen.pid
 
     @property
-    def totals(self) -> EngineStats:
-        """`stats`, with totals since the first engine started."""
-        return self.stats.with_totals_of(self._past_stats)
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
 
     def generate(self, request: Request, observer: Observer | None = None) -> OutputStream:
-        """Submit a validated request, whose id no request to this client had before. Raises EngineDeadError.
+        """Submit a validated request, whose id no request to this client had before, to an engine that is alive.
 
         An id is never used again because outputs of an aborted request may still be on their way.
         """
-        if self._death is not None:
-            raise self._death
+        assert self.is_alive
         assert request.request_id not in self._streams
         stream = OutputStream(self, request.request_id, observer)
         self._streams[request.request_id] = stream
-        self._channel.send(Submit(request))
+        self._send(Submit(request))
+        self._watch()
         return stream
 
     def abort_all(self) -> None:
@@ -178,42 +217,83 @@ class EngineClient:
         for stream in list(self._streams.values()):
             stream.abort()
 
+    async def is_responsive(self) -> bool:
+        """Whether the engine answers, or gets anything done, within HEALTH_SECONDS."""
+        if self.is_alive and self._is_stopped():
+            self._give_up_on(STOPPED)
+        if not self.is_alive:
+            return False
+        if self._answer is None:
+            self._answer = self._loop.create_future()
+            self._send(Ping())
+            self._watch()
+        answer, beats = self._answer, self._process.pulse.beats
+        deadline = self._loop.time() + HEALTH_SECONDS
+        while not answer.done() and self._loop.time() < deadline:
+            await asyncio.wait((answer,), timeout=0.05)
+            if self.is_alive and self._process.pulse.beats != beats:
+                return True
+        return self.is_alive and answer.done()
+
     async def close(self) -> None:
         """Abort what runs and end the engine process; kill it if it does not end by itself."""
-        if self._closing:
-            return
-        self._closing = True
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+        await asyncio.shield(self._closing)  # whoever gives up waiting leaves no half-closed engine behind
+
+    async def _close(self) -> None:
         self.abort_all()
         if not self._loaded:  # it listens to nobody yet
             self._popen.kill()
-        elif self._death is None:
-            self._channel.send(Shutdown())
-        self._channel.close()
-        await asyncio.to_thread(self._reap)
+        elif self.is_alive:
+            self._send(Shutdown())
+        if self._channel is None:
+            self._process.socket.close()
+        else:
+            self._channel.close()
+        self._end()
+        if self._burial is None:
+            await self._reap()
+        else:
+            await self._burial
+        self._process.pulse.close()
 
-    def _reap(self) -> int:
-        try:
-            return self._popen.wait(SHUTDOWN_SECONDS)
-        except subprocess.TimeoutExpired:
+    async def _reap(self) -> int | None:
+        """The exit code; None if not even a killed process ends. Waits in no thread, which could not be given up."""
+        for seconds in (SHUTDOWN_SECONDS, KILLED_SECONDS):
+            deadline = self._loop.time() + seconds
+            while (code := self._popen.poll()) is None and self._loop.time() < deadline:
+                await asyncio.sleep(0.005)
+            if code is not None:
+                break
             self._popen.kill()
-            return self._popen.wait()
+        if self._stderr is not None:  # its last words come before what we say of its end
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stderr.ended.wait(), LAST_WORDS_SECONDS)
+        return code
+
+    def _send(self, message: ToEngine) -> None:
+        assert self._channel is not None
+        self._channel.send(message)
 
     def _abandon(self, request_id: str) -> None:
         self._streams.pop(request_id, None)
-        if self._death is None:
-            self._channel.send(Abort(request_id))
+        if self.is_alive:
+            self._send(Abort(request_id))
 
     def _receive(self, message: FromEngine) -> None:
         match message:
             case Outputs(outputs, stats, refusals, step_time):
-                if stats is not None:
-                    self.stats = stats
-                    if self.on_stats is not None:
-                        self.on_stats(stats)
+                self.stats = stats
+                if self.on_stats is not None:
+                    self.on_stats(stats)
+                if self._answer is not None:
+                    self._answer.set_result(None)
+                    self._answer = None
                 for refusal in refusals:
                     stream = self._streams.pop(refusal.request_id, None)
                     if stream is not None:
-                        stream._fail(InvalidRequestError(refusal.error, refusal.param, refusal.code))
+                        stream._refuse(InvalidRequestError(refusal.error, refusal.param, refusal.code))
                 for output in outputs:
                     stream = self._streams.get(output.request_id)
                     if stream is None:  # aborted here while this output was on its way
@@ -226,30 +306,106 @@ class EngineClient:
                 if not self._ready.done():
                     self._ready.set_result(info)
             case Failed(kind, error):
-                if not self._ready.done():
+                if self._ready.done():
+                    self._last_words = f"{kind}: {shorten(error.rpartition(chr(10))[2], 200)}"
+                    self._die(f"the engine failed ({kind})", None)
+                else:
                     self._ready.set_exception(_loading_error(kind, error))
 
-    def _lost(self) -> None:
-        """The channel ended: unless we closed it, the engine is dead."""
-        self._past_stats = self.totals
-        self.stats = EngineStats(num_blocks=self.stats.num_blocks)
-        self._death = EngineDeadError(
-            "the engine process ended unexpectedly; its log (standard error) says why. Start the server again"
-        )
-        if not self._closing and (self._loaded or not self._ready.done()):
-            self._death_report = asyncio.create_task(self._report_death())
-        for stream in self._streams.values():
-            stream._fail(self._death)
-        self._streams.clear()
+    # Its end
 
-    async def _report_death(self) -> None:
-        code = await asyncio.to_thread(self._reap)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        why = DEATHS.get(-code, "the log above says why")
+    def _lost(self) -> None:
+        """The channel ended."""
+        self._die("the engine process ended unexpectedly", None)
+
+    def _give_up_on(self, state: str) -> None:
+        """It lives, but in a state in which nothing can be expected of it."""
+        self._die(f"the engine {state}", state)
+
+    def _die(self, what: str, state: str | None) -> None:
+        """Fail every request at once; how the process ended is found out later."""
+        if not self.is_alive:
+            return
+        num_requests = len(self._streams)
+        self._end()
+        text = f"{what} while it worked on this request; the server's log says why. Try again in a moment"
+        for request_id, stream in self._streams.items():
+            stream._put(RequestOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=text))
+        self._streams.clear()
+        if self._closing is None:
+            self._burial = self._loop.create_task(self._bury(state, num_requests))
+
+    def _end(self) -> None:
+        """No message is sent or expected any more."""
+        self.is_alive = False
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
+            self._watch_timer = None
+        if self._answer is not None:
+            self._answer.set_result(None)
+            self._answer = None
+
+    async def _bury(self, state: str | None, num_requests: int) -> None:
+        assert self._channel is not None
+        self._channel.close()
+        if state is not None:
+            self._popen.send_signal(SHOW_STACKS)
+            await asyncio.sleep(STACKS_SECONDS)
+            self._popen.kill()
+        code = await self._reap()
+        how, why = _cause(state, code, self._last_words)
         if self._loaded:
-            logger.error("the engine process %s (%s); all requests are refused from now on", how, why)
+            self.death.set_result(Death(how, why, num_requests))
         elif not self._ready.done():
             self._ready.set_exception(EngineDeadError(f"the engine process {how} while it loaded the model: {why}"))
+
+    # Its pulse
+
+    def _watch(self) -> None:
+        """Look after the engine for as long as it owes us something; an idle one is left alone."""
+        if self._watch_timer is None:
+            self._beats, self._still_seconds = self._process.pulse.beats, 0.0
+            self._watch_timer = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._watch_timer = None
+        if self._is_stopped():
+            self._give_up_on(STOPPED)
+            return
+        beats = self._process.pulse.beats
+        # Counted in looks, not by the clock: we may have been stopped ourselves.
+        self._still_seconds = self._still_seconds + WATCH_SECONDS if beats == self._beats else 0.0
+        self._beats = beats
+        if self._loaded and 0 < self._engine_timeout <= self._still_seconds:
+            self._give_up_on(f"got nothing done for {self._engine_timeout:g} s")
+        elif self._streams or self._answer is not None or not self._loaded:
+            self._watch_timer = self._loop.call_later(WATCH_SECONDS, self._look)
+
+    def _is_stopped(self) -> bool:
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # it has ended
+            return False
+
+
+STOPPED = "was stopped by a signal"
+
+
+def _cause(state: str | None, code: int | None, last_words: str | None) -> tuple[str, str]:
+    """How and why a process ended. state: in which we killed it; code: its exit code, None if it lives still."""
+    if state is not None:
+        return f"{state} and was killed", "the log above shows where its threads were, if they could still say so"
+    if code is None:
+        return "does not end", "the system holds it in a call that cannot be interrupted, as of a broken disk"
+    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    return how, last_words or DEATHS.get(-code, "the log above says why")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _loading_error(kind: str, text: str) -> OctavoError:

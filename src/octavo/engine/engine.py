@@ -32,6 +32,7 @@ from octavo.engine.memory import ModelMemory, format_bytes, plan_memory, read_ma
 from octavo.engine.messages import EngineInfo
 from octavo.engine.packing import packed
 from octavo.engine.progress import packing_progress
+from octavo.engine.pulse import Pulse
 from octavo.engine.reasoning import ThinkingBudget
 from octavo.engine.stop import StopChecker
 from octavo.engine.text_side import load_vocabulary, vocabulary_warnings
@@ -63,10 +64,11 @@ class _Live:
 class Engine:
     """A loaded model and its requests. One thread at a time.
 
-    scheduler, cache, program: the parts, for tests that look inside. Raises ConfigError, ModelFileError.
+    scheduler, cache, program: the parts, for tests that look inside. pulse: for whoever watches from another process.
+    Raises ConfigError, ModelFileError.
     """
 
-    def __init__(self, config: EngineConfig, clock: Clock | None = None) -> None:
+    def __init__(self, config: EngineConfig, pulse: Pulse | None = None, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         warnings: list[str] = []
         assert config.model is not None, "the model has been located"
@@ -82,7 +84,7 @@ class Engine:
             tensors = packed(loaded.tensors, config, checkpoint.quantized_by)
             max_model_len = _max_model_len(config, model.max_position_embeddings)
             budget_tokens = _max_num_batched_tokens(config, warnings)
-            executor = create_executor(config.isa, config.threads)
+            executor = create_executor(config.isa, config.threads, None if pulse is None else pulse.kernel_counter)
             cpu_model = CpuModel(
                 model.graph,
                 tensors,

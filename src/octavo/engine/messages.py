@@ -32,9 +32,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """The first message to an engine process: load this."""
+    """The first message to an engine process: load this. `pulse_fd`: the memory of its Pulse."""
 
     config: EngineConfig
+    pulse_fd: int
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -51,6 +52,10 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End now; whatever still runs is dropped."""
 
 
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Send Outputs, even if there is nothing new."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded; requests are welcome."""
 
@@ -58,7 +63,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The engine could not start. `kind` is the name of the error's class in `octavo.core.errors`."""
+    """The engine could not start, or broke, and ends. `kind` is the name of the error's class."""
 
     kind: str
     error: str
@@ -77,10 +82,10 @@ class Outputs(msgspec.Struct, frozen=True, tag=True):
     """All the news of one step in one frame. `time` is the engine's Clock.now() at the end of the step."""
 
     outputs: list[RequestOutput]
-    stats: EngineStats | None  # None: the engine has failed
+    stats: EngineStats
     refusals: list[Refusal] = []
     time: float = 0.0
 
 
-ToEngine = Configure | Submit | Abort | Shutdown
+ToEngine = Configure | Submit | Abort | Ping | Shutdown
 FromEngine = Ready | Failed | Outputs

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
-from octavo.core.errors import EngineDeadError, OctavoError, shorten
+from octavo.core.errors import OctavoError, shorten
 from octavo.core.version import version
 from octavo.server import api_docs, metrics
 from octavo.server.api_docs import RouteEntry
@@ -131,8 +131,10 @@ def route_entries(*, with_docs: bool) -> tuple[RouteEntry, ...]:
         RouteEntry("/v1/models/{model:path}", ("GET",), show_model, "One model; 404 if it is not served here."),
         RouteEntry("/tokenize", ("POST",), tokenize, "Token ids of a prompt or a conversation.", TokenizeBody),
         RouteEntry("/detokenize", ("POST",), detokenize, "The text of token ids.", DetokenizeBody),
-        RouteEntry("/health", ("GET",), health, "200 while the engine lives, else 503.", open=True),
-        RouteEntry("/ready", ("GET",), health, "The same: a server that answers has loaded its model.", open=True),
+        RouteEntry(
+            "/health", ("GET",), health, "200 while the engine answers or gets on with its work, else 503.", open=True
+        ),
+        RouteEntry("/ready", ("GET",), health, "The same.", open=True),
         RouteEntry("/ping", ("GET", "POST"), health, "The same.", open=True),
         RouteEntry("/load", ("GET",), show_load, "How many requests are generating or waiting to."),
         RouteEntry("/metrics", ("GET",), show_metrics, "Prometheus metrics."),
@@ -158,8 +160,7 @@ async def show_model(service: Service, http: HttpRequest) -> Response:
 
 
 async def health(service: Service, _: HttpRequest) -> Response:
-    if not service.client.is_alive:
-        raise EngineDeadError("the engine process is dead; start the server again")
+    await service.client.check_health()
     return Response()
 
 
@@ -189,7 +190,8 @@ async def show_docs(service: Service, _: HttpRequest) -> Response:
 
 async def answer_error(http: HttpRequest, error: Exception) -> Response:
     reply = ApiError.of(error)
-    return Response(reply.encode(http.scope["octavo.path"]), reply.status, media_type="application/json")
+    content = reply.encode(http.scope["octavo.path"])
+    return Response(content, reply.status, headers=reply.headers, media_type="application/json")
 
 
 async def answer_http_error(entries: tuple[RouteEntry, ...], http: HttpRequest, error: Exception) -> Response:

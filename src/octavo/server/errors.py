@@ -5,9 +5,19 @@ Knows which status an octavo error means; nothing else of HTTP.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 
-from octavo.core.errors import EngineDeadError, InvalidRequestError, OverloadedError, RequestFailedError
+from octavo.core.errors import (
+    EngineDeadError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestFailedError,
+)
 from octavo.server.logs import request_id
 
 ANTHROPIC_PATH = "/v1/messages"  # and what is below it
@@ -45,13 +55,21 @@ class AnthropicErrorReply(msgspec.Struct, frozen=True):
 
 
 class ApiError(Exception):
-    """An error with its HTTP status, on its way to the client."""
+    """An error with its HTTP status and headers, on its way to the client."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
+        self.headers = headers
 
     @classmethod
     def of(cls, error: Exception) -> ApiError:
@@ -66,14 +84,19 @@ class ApiError(Exception):
             case OverloadedError():
                 return cls(503, str(error), code="overloaded")
             case EngineDeadError():
-                return cls(503, str(error), code="engine_dead")
+                return cls(500, str(error), code="engine_dead")
+            case EngineUnavailableError(retry_after=None):
+                return cls(503, str(error), code="stopping", headers={"Connection": "close"})
+            case EngineUnavailableError():
+                seconds = math.ceil(error.retry_after or 0)
+                return cls(503, str(error), code="engine_unavailable", headers={"Retry-After": str(seconds)})
             case _:
                 return cls(500, "octavo failed on this request; the server's log says why", code="internal_error")
 
     def encode(self, path: str = "") -> bytes:
         """The body of the reply, in the shape that clients of the route at `path` know."""
         if is_anthropic(path):
-            kind = "api_error" if self.code == "engine_dead" else _ANTHROPIC_TYPES.get(self.status, "api_error")
+            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
             return msgspec.json.encode(AnthropicErrorReply(AnthropicErrorBody(kind, str(self)), request_id.get()))
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return msgspec.json.encode(ErrorReply(ErrorBody(str(self), kind, self.param, self.code)))

@@ -10,8 +10,8 @@ from contextlib import aclosing
 
 from octavo.core.errors import EngineDeadError, RequestFailedError
 from octavo.core.records import FinishReason, Request, RequestOutput, TokenLogprobs
-from octavo.engine.client import EngineClient
 from octavo.engine.frontend import Detokenizer
+from octavo.engine.supervisor import EngineSupervisor
 from octavo.server.metrics import Metrics
 from octavo.server.replies import PromptTokensDetails, Usage
 
@@ -19,7 +19,7 @@ from octavo.server.replies import PromptTokensDetails, Usage
 class Generation:
     """A submitted request. Iterate `pieces` once; `usage` and the counts grow as it goes."""
 
-    def __init__(self, client: EngineClient, metrics: Metrics, request: Request) -> None:
+    def __init__(self, client: EngineSupervisor, metrics: Metrics, request: Request) -> None:
         self.request = request
         self.num_output_tokens = 0
         self.num_cached_tokens = 0

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from octavo.core.clock import Clock
 from octavo.core.records import EngineStats, FinishReason, Request, RequestOutput
-from octavo.engine.client import EngineClient
+from octavo.engine.supervisor import EngineSupervisor
 from octavo.server.histogram import Histogram, one_two_five
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -43,7 +43,7 @@ ALIASES = {
 class Metrics:
     """Everything that is counted, for one server and the engines that it has one after the other."""
 
-    def __init__(self, client: EngineClient, clock: Clock, prefix: str = DEFAULT_PREFIX) -> None:
+    def __init__(self, client: EngineSupervisor, clock: Clock, prefix: str = DEFAULT_PREFIX) -> None:
         self.clock = clock
         self.prompt_tokens = 0
         self.prompt_tokens_cached = 0

@@ -1,8 +1,9 @@
-"""Runs the application on an open socket until a signal, and ends cleanly. Knows uvicorn, and nothing of routes."""
+"""Runs the application on an open socket until it shall stop, and ends cleanly. Knows uvicorn, nothing of routes."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 from collections.abc import Iterator
@@ -11,22 +12,21 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from octavo.engine.client import EngineClient
+from octavo.engine.supervisor import EngineSupervisor
 from octavo.server.connection import Connection
 from octavo.server.settings import ServerSettings
 from octavo.server.sockets import BACKLOG, connections_with_files
+from octavo.server.stopping import Stopping
 
-DRAIN_SECONDS = 1  # for replies to reach their clients after the last token
+FLUSH_SECONDS = 1  # for replies to reach their clients after the last token, at least
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that leaves signals to us, makes our connections, and sleeps until it is told to stop."""
+    """uvicorn that leaves signals to us, makes our connections, and sleeps until it is told to close."""
 
-    def __init__(
-        self, config: uvicorn.Config, stop: asyncio.Event, settings: ServerSettings, tls: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, settings: ServerSettings, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
-        self._stop = stop
+        self.closing = asyncio.Event()
         self._settings = settings
         self._tls = tls
 
@@ -51,18 +51,21 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         # uvicorn's own loop wakes ten times a second; an idle server shall use no CPU.
         await self.on_tick(0)
-        await self._stop.wait()
+        await self.closing.wait()
 
 
 async def run_until(
-    stop: asyncio.Event,
+    stopping: Stopping,
     app: ASGIApp,
-    client: EngineClient,
+    engine: EngineSupervisor,
     sock: socket.socket,
     settings: ServerSettings,
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Serve `app` on `sock`, which is bound and listening, until `stop` is set; then abort what runs and end."""
+    """Serve `app` on `sock`, which is bound and listening, until asked to stop; then drain, abort the rest, and end.
+
+    The socket stays open while we drain, so that a load balancer can read that it shall send nothing more.
+    """
     config = uvicorn.Config(
         app,
         loop="asyncio",
@@ -75,15 +78,19 @@ async def run_until(
         date_header=False,  # made by the loop that we do not run
         server_header=False,
         proxy_headers=False,  # any client could write them, and the log shall say who is there
-        timeout_graceful_shutdown=DRAIN_SECONDS,
     )
+    server = _Server(config, settings, tls)
 
-    async def abort_at_stop() -> None:
-        await stop.wait()
-        client.abort_all()
+    async def stop() -> None:
+        seconds_left = await stopping.drain(engine, settings.shutdown_timeout)
+        engine.abort_all()
+        config.timeout_graceful_shutdown = max(FLUSH_SECONDS, math.ceil(seconds_left))
+        server.closing.set()
+        await stopping.at_once.wait()
+        server.force_exit = True
 
-    aborting = asyncio.create_task(abort_at_stop())
+    stop_task = asyncio.create_task(stop())
     try:
-        await _Server(config, stop, settings, tls).serve([sock])
+        await server.serve([sock])
     finally:
-        aborting.cancel()
+        stop_task.cancel()

@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from octavo.core.clock import Clock
 from octavo.core.errors import InvalidRequestError, shorten
 from octavo.core.records import ReasoningTags, Request, StructuredOutputs
-from octavo.engine.client import EngineClient
 from octavo.engine.frontend import Frontend
 from octavo.engine.grammar_check import GrammarChecker
+from octavo.engine.supervisor import EngineSupervisor
 from octavo.server.errors import ApiError
 from octavo.server.gate import LoadCounter
 from octavo.server.generation import Generation
@@ -41,7 +41,7 @@ class Service:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: EngineSupervisor,
         frontend: Frontend,
         clock: Clock,
         default_fields: Mapping[str, Any] | None = None,
@@ -124,7 +124,7 @@ class Service:
         return encode_all() if num_characters <= THREAD_CHARACTERS else await asyncio.to_thread(encode_all)
 
     def submit(self, requests: Sequence[Request], labels: Mapping[str, Any] | None = None) -> list[Generation]:
-        """All of `requests` submitted, or none. Raises what `EngineClient.generate` raises. labels: for the log."""
+        """All of `requests` submitted, or none. Raises what `EngineSupervisor.generate` raises. labels: for the log."""
         generations: list[Generation] = []
         try:
             for request in requests:

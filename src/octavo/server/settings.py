@@ -61,6 +61,9 @@ class ServerSettings:
     responses_store_size: int = 1000  # of /v1/responses; 0: none are stored
     responses_store_bytes: int = 64 << 20
     parsers: AnswerParsers = field(default_factory=AnswerParsers)
+    shutdown_timeout: float = 0.0  # seconds that running requests have to end when the server shall
+    engine_timeout: float = 60.0  # seconds without any progress after which an engine is taken for hung; 0: never
+    max_engine_restarts: int | None = None  # in a row; None: always again
 
     def __post_init__(self) -> None:
         def at_least(flag: str, value: float, low: float) -> None:
@@ -99,6 +102,10 @@ class ServerSettings:
         at_least("--client-timeout", self.client_timeout, 0.1)
         at_least("--responses-store-size", self.responses_store_size, 0)
         at_least("--responses-store-bytes", self.responses_store_bytes, 65536)
+        at_least("--shutdown-timeout", self.shutdown_timeout, 0)
+        at_least("--engine-timeout", self.engine_timeout, 0)
+        if self.max_engine_restarts is not None:
+            at_least("--max-engine-restarts", self.max_engine_restarts, 0)
         if self.max_log_len is not None:
             at_least("--max-log-len", self.max_log_len, 0)
             if not self.log_requests:

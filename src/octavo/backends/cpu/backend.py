@@ -36,8 +36,13 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def create_executor(isa: str | None = None, threads: int | None = None) -> _native.Executor:
-    """Raises ConfigError for an instruction set that this build or machine lacks, or more threads than it gives."""
+def create_executor(
+    isa: str | None = None, threads: int | None = None, pulse: memoryview | None = None
+) -> _native.Executor:
+    """pulse: a counter, uint64 [1], that moves on while kernels run.
+
+    Raises ConfigError for an instruction set that this build or machine lacks, or more threads than it gives.
+    """
     built_from = int.from_bytes(hashlib.sha256(Path(schema.__file__).read_bytes()).digest()[:7], "big")
     if built_from != _native.SCHEMA_DIGEST:
         raise ConfigError("the native module was built from another operation schema: run `pip install .` again")
@@ -45,7 +50,7 @@ def create_executor(isa: str | None = None, threads: int | None = None) -> _nati
         raise ConfigError(f"instruction set {isa!r} is not available here; available: {', '.join(instruction_sets())}")
     threads = threads or available_threads()
     try:
-        return _native.Executor(isa or "", threads)
+        return _native.Executor(isa or "", threads, None if pulse is None else np.frombuffer(pulse, np.uint64))
     except (RuntimeError, MemoryError) as e:
         raise ConfigError(f"the system does not give {threads:,} threads ({e}): choose a smaller --threads") from e
 
