@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from octavo.core.records import SamplingParams
 from octavo.llm import LLM
@@ -136,6 +137,20 @@ def test_the_next_turn_of_a_response_finds_its_conversation_in_the_cache(octavo_
     # The answer too: its tokens are those that the conversation is made of again.
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
     assert second.output_text != first.output_text
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def test_a_response_can_be_held_to_a_schema_and_parsed(octavo_server: ServerProcess) -> None:
+    client, name = openai_client(octavo_server), model_name(octavo_server)
+    asked: dict[str, Any] = {"model": name, "input": "Who was Ada?", "max_output_tokens": 80, "temperature": 0}
+    person = client.responses.parse(text_format=Person, **asked).output_parsed
+    assert isinstance(person, Person)
+    with client.responses.stream(text_format=Person, **asked) as stream:
+        assert stream.get_final_response().output_parsed == person
 
 
 def test_a_client_that_leaves_frees_its_blocks(octavo_server: ServerProcess) -> None:

@@ -55,6 +55,7 @@ PASSED = (
     "bad_words",
     "repetition_detection",
     "thinking_token_budget",
+    "structured_outputs",
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "user",
@@ -86,6 +87,7 @@ _VALUES = {
     "text.verbosity": ("medium",),
     "truncation": ("disabled", "auto"),
 }
+_FORMATS = {"text": (), "json_object": (), "json_schema": ("name", "description", "schema", "strict")}
 _TOOL_FIELDS = ("name", "description", "parameters", "strict")
 
 
@@ -150,6 +152,7 @@ class ResponsesBody(Struct, kw_only=True):
     bad_words: list[str] = []
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: int | None = None
+    structured_outputs: dict[str, Any] | None = None
     truncate_prompt_tokens: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -221,9 +224,9 @@ class ResponsesBody(Struct, kw_only=True):
             reasoning_effort=self.reasoning.effort,
             tools=[_chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools)],
             tool_choice=_chat_tool_choice(self.tool_choice),
+            response_format=_response_format(self.text.format),
             **fields,
         )
-        _refuse_format(self.text.format)
         try:
             body.check()
         except InvalidRequestError as error:
@@ -278,10 +281,22 @@ def _chat_tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
     return {"type": "function", "function": {"name": choice["name"]}}
 
 
-def _refuse_format(wanted: dict[str, Any] | None) -> None:
-    if wanted is not None and wanted != {"type": "text"}:
+def _response_format(wanted: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The format of a text as chat has it, where a schema stands one level further down."""
+    if wanted is None:
+        return None
+    kind = wanted.get("type")
+    if not isinstance(kind, str) or kind not in _FORMATS:
         raise InvalidRequestError(
-            f"text.format={shorten(repr(wanted))} is not supported yet: leave it out",
-            "text.format",
-            "unsupported_parameter",
+            f"text.format.type is {shorten(repr(kind))}; it must be one of {', '.join(_FORMATS)}", "text.format.type"
         )
+    given = {name: value for name, value in wanted.items() if name != "type" and value is not None}
+    for name in given:
+        if name not in _FORMATS[kind]:
+            field = f"text.format.{shorten(name)}"
+            raise InvalidRequestError(f"{field} is not supported with type {kind!r}: remove it", field)
+    if kind != "json_schema":
+        return {"type": kind}
+    if not isinstance(given.get("schema"), dict):
+        raise InvalidRequestError("text.format.schema must be an object, a JSON schema", "text.format.schema")
+    return {"type": kind, "json_schema": given}
