@@ -12,7 +12,8 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from octavo.server.protocol import UNSUPPORTED, ChatBody, CompletionBody
+from octavo.server.protocol import ChatBody, CompletionBody
+from octavo.server.reading import UNSUPPORTED
 from tests.server.fake_engine import MODEL_NAME
 from tests.server.harness import ServerProcess, fake_server, openai_client
 

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.server import tokenize
 from octavo.server.app import route_entries
-from octavo.server.protocol import UNSUPPORTED
+from octavo.server.reading import UNSUPPORTED
 from tests.server.harness import ServerProcess
 
 HELLO = [{"role": "user", "content": "hé"}]

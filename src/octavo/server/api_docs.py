@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.server.protocol import UNSUPPORTED
+from octavo.server.reading import UNSUPPORTED
 from octavo.server.responses import body as responses_body
 
 if TYPE_CHECKING:

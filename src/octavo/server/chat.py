@@ -17,7 +17,8 @@ from octavo.server.answer import Answer
 from octavo.server.conversation import read_messages, read_text, read_tools
 from octavo.server.generation import Generation, usage_of
 from octavo.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from octavo.server.protocol import ChatBody, read_body
+from octavo.server.protocol import ChatBody
+from octavo.server.reading import read_body
 from octavo.server.replies import (
     ChatChoice,
     ChatChunk,

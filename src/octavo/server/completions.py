@@ -23,7 +23,8 @@ from octavo.server.logprobs import (
     placed_prompt,
     prompt_logprobs,
 )
-from octavo.server.protocol import CompletionBody, read_body
+from octavo.server.protocol import CompletionBody
+from octavo.server.reading import read_body
 from octavo.server.replies import CompletionChoice, CompletionLogprobs, CompletionReply, Usage
 from octavo.server.service import (
     EventStream,

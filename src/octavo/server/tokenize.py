@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from octavo.core.errors import InvalidRequestError
 from octavo.server.chat import rendered_prompt
-from octavo.server.protocol import ChatBody, read_body
+from octavo.server.protocol import ChatBody
+from octavo.server.reading import read_body
 from octavo.server.service import THREAD_CHARACTERS, Service, read_limited
 
 MAX_TEXT_CHARACTERS = 2_000_000  # about a second of one core

@@ -35,7 +35,7 @@ from octavo.server.messages.bodies import (
     Usage,
 )
 from octavo.server.messages.conversation import chat_body, in_own_words
-from octavo.server.protocol import read_body
+from octavo.server.reading import read_body
 from octavo.server.service import THREAD_CHARACTERS, EventStream, Service, aborted_if_client_leaves, read_limited
 from octavo.server.tokenize import check_length
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from octavo.core.errors import InvalidRequestError, shorten
 from octavo.server.chat import start_chat
 from octavo.server.errors import ApiError
-from octavo.server.protocol import read_body
+from octavo.server.reading import read_body
 from octavo.server.responses.background import Job
 from octavo.server.responses.body import LOGPROBS, UNSUPPORTED, ResponsesBody, in_own_words
 from octavo.server.responses.items import Item, chat_messages, decode_item, encode_items, read_input
