@@ -1,6 +1,7 @@
 """Programs that were made for OpenAI's servers, over real sockets: LangChain's ChatOpenAI and Simon Willison's `llm`.
 
-(`openai` and `anthropic` have tests of their own.) The fake engine says what it is told.
+(`openai` and `anthropic` have tests of their own.) The fake engine says what it is told; forms of output are kept by
+the built-in model.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
+import anthropic
 import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, ConfigDict
 
 from tests.server.fake_engine import END, MODEL_NAME, SAY
-from tests.server.harness import ServerProcess, metric
+from tests.server.harness import ServerProcess, metric, server
 from tests.server.test_tools import CALL, TIME_CALL, tools_server
 
 
@@ -27,8 +30,27 @@ def hermes_server() -> Iterator[ServerProcess]:
     yield from tools_server("--tool-call-parser=hermes", "--reasoning-parser=qwen3")
 
 
+@pytest.fixture(scope="module")
+def builtin_server() -> Iterator[ServerProcess]:
+    small = ("--max-model-len", "512", "--max-num-seqs", "8", "--threads", "1", "--served-model-name", "small")
+    with server([sys.executable, "-m", "octavo", "serve", "--port", "0", *small]) as process:
+        yield process
+
+
 def say(text: str) -> str:
     return f"{SAY.decode()}{text}{END.decode()}"
+
+
+class Person(BaseModel):
+    """No lengths and ranges: the anthropic package takes them out of a schema."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Literal["Ann", "Bob"]
+    married: bool
+
+
+PERSON = "Invent a person."
 
 
 # -- langchain ---------------------------------------------------------------------------------------------------------
@@ -106,11 +128,36 @@ def test_langchain_shows_a_malformed_call_as_one(model: ChatOpenAI) -> None:
     assert [call["name"] for call in answer.invalid_tool_calls] == ["weather"]
 
 
+@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
+def test_langchain_gets_what_a_schema_asks_for(builtin_server: ServerProcess, method: Any) -> None:
+    model = ChatOpenAI(
+        base_url=f"{builtin_server.url}/v1", api_key="none", model="small", max_tokens=80, seed=1, max_retries=0
+    )
+    if method == "json_schema":
+        assert isinstance(model.with_structured_output(Person).invoke(PERSON), Person)
+    else:
+        assert isinstance(model.with_structured_output(None, method=method).invoke(f"{PERSON} Say it as JSON."), dict)
+
+
+def test_anthropic_parses_what_a_schema_asks_for(builtin_server: ServerProcess) -> None:
+    client = anthropic.Anthropic(base_url=builtin_server.url, api_key="none", max_retries=0)
+    question: Any = [{"role": "user", "content": PERSON}]
+    parsed = client.messages.parse(model="small", max_tokens=80, messages=question, output_format=Person)
+    assert isinstance(parsed.parsed_output, Person)
+    older = {"output_format": {"type": "json_schema", "schema": Person.model_json_schema()}}
+    message = client.messages.create(model="small", max_tokens=80, messages=question, extra_body=older)
+    (block,) = message.content
+    assert block.type == "text"
+    assert isinstance(Person.model_validate_json(block.text), Person)
+
+
 # -- llm ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def llm_environment(hermes_server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def llm_environment(
+    hermes_server: ServerProcess, builtin_server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
     """What tells `llm` of the server. No plugins: the package of the built-in model is one that needs llama.cpp."""
     folder = tmp_path_factory.mktemp("llm")
     known = {
@@ -119,7 +166,8 @@ def llm_environment(hermes_server: ServerProcess, tmp_path_factory: pytest.TempP
         "api_base": f"{hermes_server.url}/v1",
         "supports_tools": True,
     }
-    (folder / "extra-openai-models.yaml").write_text(json.dumps([known]))  # JSON is YAML
+    small = {"model_id": "small", "api_base": f"{builtin_server.url}/v1", "supports_schema": True}
+    (folder / "extra-openai-models.yaml").write_text(json.dumps([known, {"model_name": "small", **small}]))
     environment = {"LLM_USER_PATH": str(folder), "LLM_LOAD_PLUGINS": ""}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
@@ -156,6 +204,13 @@ def test_llm_in_python_chats_and_calls_tools(llm_environment: dict[str, str]) ->
     assert [(call.name, call.arguments) for call in response.tool_calls()] == [("weather", {"city": "Zürich"})]
     assert [result.output for result in response.execute_tool_calls()] == ["Zürich: 12°"]
     assert response.usage().output == len(CALL.encode()) + 1
+
+
+def test_llm_gets_what_a_schema_asks_for(llm_environment: dict[str, str]) -> None:
+    import llm
+
+    answer = llm.get_model("small").prompt(PERSON, schema=Person, max_tokens=80, seed=1).text()
+    assert isinstance(Person.model_validate_json(answer), Person)
 
 
 def test_after_all_this_nothing_runs_and_nothing_went_wrong(hermes_server: ServerProcess) -> None:

@@ -71,10 +71,6 @@ def chat_body(body: PromptBody, defaults: Mapping[str, Any]) -> ChatBody:
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences, "user": body.metadata.user_id}
         chosen = {name: getattr(body, name) for name in ("temperature", "top_k", "top_p")}
         fields |= {name: value for name, value in chosen.items() if value is not None}
-    for name in fields.keys() - set(ChatBody.__struct_fields__):
-        raise InvalidRequestError(
-            f"{_OWN_NAMES.get(name, name)} is not supported yet: leave it out", _OWN_NAMES.get(name, name)
-        )
     chat = msgspec.convert(fields, ChatBody)
     chat.check()
     return chat
