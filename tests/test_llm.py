@@ -50,6 +50,20 @@ def test_prompt_logprobs_have_an_entry_for_each_token_and_none_for_the_first(llm
     assert alone.prompt_logprobs == [None]
 
 
+def test_a_thinking_budget_needs_the_name_of_a_reasoning_parser(llm: LLM, engine: FakeEngine) -> None:
+    params = SamplingParams(max_tokens=2, thinking_token_budget=5)
+    with pytest.raises(InvalidRequestError, match="LLM: reasoning_parser"):
+        llm.generate("ab", params)
+    with pytest.raises(ConfigError, match=r"'qwen4'; it must be one of .*qwen3"):
+        LLM(reasoning_parser="qwen4")
+    requests = []
+    engine.submit, submit = lambda r: (requests.append(r), submit(r)), engine.submit
+    thinking = LLM.over(engine, frontend(engine.info), VirtualClock(), reasoning_parser="qwen3")
+    thinking.generate(["ab", "ab<think>\n", list(b"ab<think></think>")], params)
+    told = [(bool(r.reasoning.starts), r.reasoning.is_open, bytes(r.reasoning.end_token_ids)) for r in requests]
+    assert told == [(True, False, b"</think>"), (True, True, b"</think>"), (False, False, b"</think>")]
+
+
 def test_threads_share_the_engine(llm: LLM) -> None:
     with ThreadPoolExecutor(8) as threads:
         prompts = [chr(97 + i % 26) * (1 + i % 5) for i in range(64)]

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 from octavo.core.clock import Clock, SystemClock
 from octavo.core.config import EngineConfig
-from octavo.core.errors import EngineDeadError, InvalidRequestError, RequestFailedError
+from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError, shorten
+from octavo.core.reasoning import REASONING_PARSERS
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from octavo.core.vllm_flags import checked_options
 from octavo.engine.frontend import Detokenizer, Frontend
@@ -77,11 +78,17 @@ class LLM:
     """A loaded model. Options are the fields of EngineConfig, which are vLLM's where it has them; no model means the
     built-in one. Other options of vLLM are accepted where they ask for nothing, with a warning where they mean nothing.
 
+    reasoning_parser: how the model marks its reasoning (a name of core.reasoning), for thinking_token_budget.
     Threads may call it at the same time: their requests run in one batch, and whoever waits moves all of them on.
     Raises ConfigError, ModelFileError. Close it, or use it in a `with`, to give the memory back.
     """
 
-    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: str | os.PathLike[str] | None = None, *, reasoning_parser: str | None = None, **options: Any
+    ) -> None:
+        if reasoning_parser is not None and reasoning_parser not in REASONING_PARSERS:
+            known = ", ".join(REASONING_PARSERS)
+            raise ConfigError(f"reasoning_parser is {shorten(repr(reasoning_parser))}; it must be one of {known}")
         given, notes = checked_options("LLM", options)
         config = locate_model(EngineConfig(model=str(model) if isinstance(model, os.PathLike) else model, **given))
         from octavo.engine.engine import Engine  # only here are the kernels loaded
@@ -92,17 +99,25 @@ class LLM:
         for warning in (*notes, *text.warnings, *engine.info.warnings):
             logger.warning("octavo: %s", warning)
         frontend = Frontend(text.tokenizer, text.template, engine.info, config.seed)
-        self._attach(engine, frontend, clock, text.defaults.params())
+        self._attach(engine, frontend, clock, text.defaults.params(), reasoning_parser)
 
     @classmethod
-    def over(cls, engine: EngineLike, frontend: Frontend, clock: Clock) -> Self:
+    def over(cls, engine: EngineLike, frontend: Frontend, clock: Clock, *, reasoning_parser: str | None = None) -> Self:
         """An LLM over parts that exist already."""
         llm = cls.__new__(cls)
-        llm._attach(engine, frontend, clock, SamplingParams())
+        llm._attach(engine, frontend, clock, SamplingParams(), reasoning_parser)
         return llm
 
-    def _attach(self, engine: EngineLike, frontend: Frontend, clock: Clock, defaults: SamplingParams) -> None:
+    def _attach(
+        self,
+        engine: EngineLike,
+        frontend: Frontend,
+        clock: Clock,
+        defaults: SamplingParams,
+        reasoning_parser: str | None,
+    ) -> None:
         self._defaults = defaults
+        self._reasoning = None if reasoning_parser is None else REASONING_PARSERS[reasoning_parser]
         self._engine = engine
         self._frontend = frontend
         self._clock = clock
@@ -206,6 +221,7 @@ class LLM:
             arrival_time=self._clock.now(),
             clamp_max_tokens=True,
             grammar=self._grammar(params),
+            reasoning=None if self._reasoning is None else self._frontend.reasoning_behind(token_ids, self._reasoning),
         )
 
     def _grammar(self, params: SamplingParams) -> str | None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.core.reasoning import REASONING_PARSERS
 from octavo.core.records import ReasoningTags
-from octavo.server.reasoning.registry import REASONING_PARSERS
 from octavo.server.reasoning.tagged import TaggedReasoning
 from octavo.server.text_parser import Content, Reasoning
 

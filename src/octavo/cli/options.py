@@ -11,9 +11,9 @@ from octavo.cli.values import human_int as human_int
 from octavo.cli.values import json_object, number, whole_number
 from octavo.core.config import ACTIVATION_DTYPES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from octavo.core.errors import ConfigError
+from octavo.core.reasoning import REASONING_PARSERS
 from octavo.engine.model_location import locate_model
 from octavo.server.parsers import AnswerParsers
-from octavo.server.reasoning.registry import REASONING_PARSERS
 from octavo.server.tools.registry import TOOL_PARSERS
 
 

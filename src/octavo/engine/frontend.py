@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.reasoning import END_OF_PROMPT, Tags
 from octavo.core.records import ReasoningTags, Request, RequestOutput, SamplingParams
 from octavo.engine.limits import check_token_limits
 from octavo.engine.messages import EngineInfo
@@ -132,6 +133,11 @@ class Frontend:
                 )
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
 
+    def reasoning_behind(self, token_ids: Sequence[int], tags: Tags) -> ReasoningTags:
+        """How the answer to a prompt will mark its reasoning, for `build_request`."""
+        known = [t for t in token_ids[-END_OF_PROMPT:] if 0 <= t < self.info.vocab_size]
+        return tags.behind(self.detokenize(known))
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -224,8 +230,8 @@ class Frontend:
             reasoning = msgspec.structs.replace(reasoning, end_token_ids=end_token_ids)
         elif params.thinking_token_budget is not None:
             raise InvalidRequestError(
-                "thinking_token_budget needs to know how the model marks its reasoning: send a conversation to a "
-                "server started with --reasoning-parser, or leave it out",
+                "thinking_token_budget needs to know how the model marks its reasoning: start with --reasoning-parser "
+                "(LLM: reasoning_parser), or leave it out",
                 param="thinking_token_budget",
             )
         seed = self._seeds.randint(0, MAX_DRAWN_SEED) if params.seed is None else params.seed

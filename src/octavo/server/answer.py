@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from octavo.core.errors import InvalidRequestError
+from octavo.core.reasoning import REASONING_PARSERS
 from octavo.core.records import FinishReason, ReasoningTags, SamplingParams
 from octavo.server.parsers import AnswerParsers
 from octavo.server.protocol import ChatBody
-from octavo.server.reasoning.registry import REASONING_PARSERS
 from octavo.server.reasoning.tagged import TaggedReasoning
 from octavo.server.replies import CallFunction, CallFunctionDelta, ChatDelta, ChatMessage, ToolCall, ToolCallDelta
 from octavo.server.text_parser import CallArguments, CallStart, Content, Event, Reasoning, TextParser

@@ -57,6 +57,7 @@ async def completions(service: Service, http: HttpRequest) -> Response:
                 cache_salt=body.cache_salt,
                 clamp_max_tokens=body.max_tokens is None,
                 grammar=grammar,
+                reasoning=None if params.thinking_token_budget is None else service.reasoning_behind(token_ids),
             )
             for token_ids in token_lists
         ]

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.core.clock import Clock
 from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.reasoning import REASONING_PARSERS
 from octavo.core.records import ReasoningTags, Request, StructuredOutputs
 from octavo.engine.frontend import Frontend
 from octavo.engine.grammar_check import GrammarChecker
@@ -122,6 +123,11 @@ class Service:
 
         num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         return encode_all() if num_characters <= THREAD_CHARACTERS else await asyncio.to_thread(encode_all)
+
+    def reasoning_behind(self, token_ids: Sequence[int]) -> ReasoningTags | None:
+        """How the answer to a prompt will mark its reasoning, if the server was told."""
+        name = self.settings.parsers.reasoning
+        return None if name is None else self.frontend.reasoning_behind(token_ids, REASONING_PARSERS[name])
 
     def submit(self, requests: Sequence[Request], labels: Mapping[str, Any] | None = None) -> list[Generation]:
         """All of `requests` submitted, or none. Raises what `EngineSupervisor.generate` raises. labels: for the log."""
