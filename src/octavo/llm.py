@@ -19,7 +19,7 @@ from octavo.core.clock import Clock, SystemClock
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError, shorten
 from octavo.core.reasoning import REASONING_PARSERS
-from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
+from octavo.core.records import FinishReason, ReasoningTags, Request, RequestOutput, SamplingParams, TokenLogprobs
 from octavo.core.vllm_flags import checked_options
 from octavo.engine.frontend import Detokenizer, Frontend
 from octavo.engine.messages import EngineInfo
@@ -27,7 +27,7 @@ from octavo.engine.model_location import locate_model
 from octavo.engine.process import EngineLike
 from octavo.engine.text_side import load_text_side
 from octavo.structured.compiler import GrammarCompiler
-from octavo.structured.grammar import grammar_text
+from octavo.structured.grammar import grammar_text, reasoning_prefix
 
 logger = logging.getLogger(__name__)
 
@@ -214,20 +214,22 @@ class LLM:
         self.close()
 
     def _request(self, token_ids: list[int], params: SamplingParams) -> Request:
+        reasoning = None if self._reasoning is None else self._frontend.reasoning_behind(token_ids, self._reasoning)
         return self._frontend.build_request(
             token_ids,
             params,
             request_id=str(next(self._ids)),
             arrival_time=self._clock.now(),
             clamp_max_tokens=True,
-            grammar=self._grammar(params),
-            reasoning=None if self._reasoning is None else self._frontend.reasoning_behind(token_ids, self._reasoning),
+            reasoning=reasoning,
+            grammar=self._grammar(params, reasoning),
         )
 
-    def _grammar(self, params: SamplingParams) -> str | None:
+    def _grammar(self, params: SamplingParams, reasoning: ReasoningTags | None) -> str | None:
         if params.structured_outputs is None:
             return None
-        grammar = grammar_text(params.structured_outputs)
+        prefix = reasoning_prefix(reasoning, self._frontend.special_token)
+        grammar = grammar_text(params.structured_outputs, prefix)
         if grammar not in self._grammars:
             if self._compiler is None:
                 setup = self._frontend.grammar_setup()
