@@ -44,7 +44,11 @@ def test_prompt_logprobs_have_an_entry_for_each_token_and_none_for_the_first(llm
         ["abcdef", "ab", "a"],
         [SamplingParams(max_tokens=2, prompt_logprobs=1), SamplingParams(), SamplingParams(prompt_logprobs=0)],
     )
-    assert asked.prompt_logprobs == [None, *({ord(c): Logprob(-0.5, 1, c)} for c in "bcdef")]
+    assert asked.prompt_logprobs is not None
+    assert asked.prompt_logprobs[0] is None
+    assert asked.prompt_logprobs[1:] == [
+        {0xE2: Logprob(-0.25, 1, "\ufffd"), ord(c): Logprob(-0.5 * i, 2, c)} for i, c in enumerate("bcdef", 1)
+    ]
     assert asked.outputs[0].text == "ab"
     assert not_asked.prompt_logprobs is None
     assert alone.prompt_logprobs == [None]

@@ -145,18 +145,16 @@ class FakeEngine:
         output = RequestOutput(request_id=request.request_id)
         if params.prompt_logprobs is not None and running.num_scored < len(request.prompt_token_ids):
             # In pieces of two, the last one with the first token.
-            piece = request.prompt_token_ids[running.num_scored : running.num_scored + 2]
+            places = list(enumerate(request.prompt_token_ids))[running.num_scored : running.num_scored + 2]
+            wanted = VOCAB_SIZE if params.prompt_logprobs == -1 else params.prompt_logprobs
+            output.prompt_logprobs = [
+                TokenLogprobs(-0.5 * i, 2, [0xE2, t][:wanted], [-0.25, -0.5 * i][:wanted]) for i, t in places
+            ]
             running.num_scored += 2
-            output.prompt_logprobs = [_logprobs(token_id, params.prompt_logprobs) for token_id in piece]
             if running.num_scored < len(request.prompt_token_ids):
                 return output
         if running.num_tokens == 0:
             output.num_cached_tokens = 0
-            if params.prompt_logprobs is not None:
-                output.prompt_logprobs = [
-                    TokenLogprobs(-0.5 * i, 2, [0xE2, t][: params.prompt_logprobs], [-0.25, -0.5 * i])
-                    for i, t in enumerate(request.prompt_token_ids[1:], 1)
-                ]
             output.queued_time, output.scheduled_time = running.queued_time, began
         if FAIL in prompt and running.num_tokens == 2:
             output.finish_reason, output.error = FinishReason.ERROR, "this request failed on purpose"
