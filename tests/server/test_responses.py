@@ -542,7 +542,7 @@ def test_a_failure_after_the_first_event_is_an_event(quick_server: ServerProcess
     events = streamed(quick_server, input="!fail")
     assert events[-1].type == "response.failed"
     assert "on purpose" in events[-1].response.error.message
-    assert httpx.post(f"{quick_server.url}/v1/responses", json={"input": "!fail"}).status_code == 503
+    assert httpx.post(f"{quick_server.url}/v1/responses", json={"input": "!fail"}).status_code == 500
 
 
 def test_the_page_about_the_api_shows_routes_and_fields(quick_server: ServerProcess) -> None:

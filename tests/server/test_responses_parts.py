@@ -175,7 +175,8 @@ def test_output_does_not_depend_on_how_the_events_came() -> None:
 
 
 def stored(owner: bytes, *items: Item, before: tuple[bytes, ...] = (), size: int = 100) -> StoredResponse:
-    return StoredResponse(owner, before, encode_items(items), "completed", reply=b"r" * size)
+    ids = tuple(item.id for item in items)
+    return StoredResponse(owner, before, encode_items(items), ids, "completed", reply=b"r" * size)
 
 
 def test_the_store_keeps_to_its_number_and_drops_the_least_used() -> None:
@@ -225,9 +226,9 @@ def test_what_runs_is_never_evicted() -> None:
 
     job = Job(never(), lambda: b"now", lambda: None, keeps_frames=False)
     store = ResponseStore(2, 1 << 20)
-    running = StoredResponse(b"", (), (), "queued", job=job)
+    running = StoredResponse(b"", (), (), (), "queued", job=job)
     assert store.put("a", running)
-    assert store.put("b", StoredResponse(b"", (), (), "queued", job=job))
+    assert store.put("b", StoredResponse(b"", (), (), (), "queued", job=job))
     assert not store.put("c", stored(b""))
     assert running.encoded() == b"now"
     running.reply = b"done"

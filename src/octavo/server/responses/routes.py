@@ -56,6 +56,7 @@ async def create_response(service: Service, http: HttpRequest) -> Response:
         if stores and (reply.background or reply.status in CONTINUED):
             stored.status = reply.status
             stored.outputs = encode_items(reply.output)
+            stored.item_ids += tuple(item.id for item in reply.output)
             stored.reply = run.encoded()
             service.responses.put(reply.id, stored)
 
@@ -171,7 +172,8 @@ def _conversation(service: Service, body: ResponsesBody, owner: bytes) -> tuple[
     items = read_input(body.input, history, find, service.frontend.info.max_model_len)
     if not history and not items and not body.instructions:
         raise InvalidRequestError("input is empty: send at least one item", "input")
-    return StoredResponse(owner, before, encode_items(items), "queued"), history + items
+    ids = tuple(item.id for item in items)
+    return StoredResponse(owner, before, encode_items(items), ids, "queued"), history + items
 
 
 def _new_reply(service: Service, body: ResponsesBody, stores: bool) -> ResponseReply:

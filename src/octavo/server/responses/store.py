@@ -8,7 +8,7 @@ of HTTP.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.server.responses.items import Item, decode_item
@@ -27,11 +27,11 @@ class StoredResponse:
     owner: bytes
     before: tuple[bytes, ...]
     inputs: tuple[bytes, ...]
+    item_ids: tuple[str, ...]  # of inputs and outputs
     status: str
     outputs: tuple[bytes, ...] = ()
     reply: bytes = b""  # of one in the background, when it has ended
     job: Job | None = None  # of one in the background
-    item_ids: list[str] = field(default_factory=list)  # of inputs and outputs
 
     @property
     def is_running(self) -> bool:
@@ -80,10 +80,7 @@ class ResponseStore:
         self._stored[response_id] = stored
         self._sizes[response_id] = size
         self._num_bytes += size
-        stored.item_ids = []
-        for raw in (*stored.inputs, *stored.outputs):
-            item_id = decode_item(raw).id
-            stored.item_ids.append(item_id)
+        for item_id, raw in zip(stored.item_ids, (*stored.inputs, *stored.outputs), strict=True):
             self._items[stored.owner, item_id] = (response_id, raw)
         return True
 
