@@ -101,6 +101,10 @@ class Answer:
         """The id of a call whose start was among the events."""
         return self._calls[index][0].id
 
+    @property
+    def last_call_is_whole(self) -> bool:
+        return bool(self._calls) and self._tools is not None and self._tools.last_is_whole
+
     def message(self) -> ChatMessage:
         """The whole of what was read."""
         message = ChatMessage("".join(self._content))

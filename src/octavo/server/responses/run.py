@@ -115,8 +115,7 @@ class Run:
         events: list[StreamEvent] = []
         if writer.is_empty and not aborted:
             events += writer.write([Content("")])  # so that a conversation goes on in turns
-        has_whole_call = self._answer.finish_reason(reason) == "tool_calls"
-        events += writer.finish(is_whole=stopped and (has_whole_call or not writer.is_in_call))
+        events += writer.finish(is_whole=stopped and (self._answer.last_call_is_whole or not writer.is_in_call))
         if aborted and self._cancelled:
             reply.status = "cancelled"
         elif aborted:
