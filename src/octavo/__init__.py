@@ -8,16 +8,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from octavo.cli.engine_args import EngineArgs
     from octavo.core.records import SamplingParams
     from octavo.llm import LLM
 
     __version__: str
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "EngineArgs", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:
     match name:
+        case "EngineArgs":
+            from octavo.cli.engine_args import EngineArgs
+
+            return EngineArgs
         case "LLM":
             from octavo.llm import LLM
 
