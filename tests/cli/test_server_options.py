@@ -31,6 +31,7 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
     flags = (
         "--host 0.0.0.0 --port 9000 --uds /s --uds-mode 660 --root-path /llm --disable-fastapi-docs --api-key a,b "
         f"--api-key-file {tmp_path}/keys --ssl-certfile cert --ssl-keyfile key --ssl-ca-certs ca --ssl-cert-reqs 2 "
+        "--ssl-ciphers HIGH --max-num-queued-reqs 9 --stream-interval 4 --disable-log-stats --uvicorn-log-level error "
         '--allowed-origins ["https://a"] --allowed-methods GET,POST --allowed-headers ["X-A"] --allow-credentials '
         "--limit-concurrency 1K --client-timeout 1.5 --h11-max-incomplete-event-size 8K --h11-max-header-count 50 "
         "--no-enable-request-id-headers --log-format json --disable-uvicorn-access-log "
@@ -56,6 +57,11 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
         max_headers=50,
         limit_concurrency=1024,
         client_timeout=1.5,
+        ssl_ciphers="HIGH",
+        max_num_queued_reqs=9,
+        stream_interval=4,
+        log_stats=False,
+        access_log_level="error",
         request_id_headers=False,
         access_log=False,
         unlogged_paths=frozenset({"/health", "/metrics"}),
@@ -73,6 +79,19 @@ def test_every_setting_has_a_flag() -> None:
     num_flags = sum(bool(action.option_strings) for action in parser._actions) - 1  # without --help
     num_settings = len(ServerSettings.__dataclass_fields__)
     assert num_flags == num_settings + 3  # keys have two, parsers three
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--stream-interval", "0"], "--stream-interval is 0; it must be at least 1"),
+        (["--max-num-queued-reqs", "0"], "--max-num-queued-reqs is 0; it must be at least 1"),
+        (["--ssl-ciphers", "HIGH"], "need --ssl-certfile"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(flags: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings_of(*flags)
 
 
 def test_a_key_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +123,7 @@ def test_an_empty_key_is_one_clear_error() -> None:
         (["--allowed-origins", "[1]"], "JSON list"),
         (["--log-format", "xml"], "text"),
         (["--client-timeout", "soon"], "not a number"),
+        (["--uvicorn-log-level", "loud"], "'warning'"),
     ],
 )
 def test_values_that_cannot_be_are_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,18 @@ def test_an_explicit_max_tokens_must_fit_and_a_default_is_made_to() -> None:
     assert build(SamplingParams(max_tokens=91), clamp=True).params.max_tokens == 90
 
 
+def test_a_longer_model_length_is_advised_only_where_there_can_be_one() -> None:
+    longest = frontend(msgspec.structs.replace(INFO, can_be_longer=False), 0)
+    for made, advised in ((door(), True), (longest, False)):
+        for count, max_tokens in ((100, 1), (10, 99)):
+            with pytest.raises(InvalidRequestError) as caught:
+                made.build_request(
+                    [65] * count, SamplingParams(max_tokens=max_tokens), request_id="r", arrival_time=0.0
+                )
+            assert ("larger --max-model-len" in str(caught.value)) == advised
+            assert ("the most that the model allows" in str(caught.value)) != advised
+
+
 def test_a_prompt_must_leave_room_for_one_token() -> None:
     assert build(SamplingParams(max_tokens=None), num_tokens=99).params.max_tokens == 1
     with pytest.raises(InvalidRequestError, match="100 tokens, the limit is 99"):

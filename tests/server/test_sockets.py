@@ -154,6 +154,16 @@ def test_files_that_make_no_tls_are_refused_by_name(
         tls_context(ServerSettings(ssl_certfile=certificates.path(cert), ssl_keyfile=keyfile))
 
 
+def test_ciphers_are_those_that_were_chosen(certificates: Certificates) -> None:
+    files = {"ssl_certfile": certificates.path("server.pem"), "ssl_keyfile": certificates.path("server.key")}
+    context = tls_context(ServerSettings(**files, ssl_ciphers="ECDHE-ECDSA-AES256-GCM-SHA384"))  # type: ignore[arg-type]
+    assert context is not None
+    older = [cipher["name"] for cipher in context.get_ciphers() if not cipher["name"].startswith("TLS_")]
+    assert older == ["ECDHE-ECDSA-AES256-GCM-SHA384"]
+    with pytest.raises(ConfigError, match="--ssl-ciphers is 'nothing'"):
+        tls_context(ServerSettings(**files, ssl_ciphers="nothing"))  # type: ignore[arg-type]
+
+
 def ask(path: Path, route: str = "/health") -> httpx.Response:
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
         return client.get(f"http://octavo{route}")

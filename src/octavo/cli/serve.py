@@ -91,7 +91,7 @@ async def _serve(
     from octavo.server.run import run_until
     from octavo.server.service import Service
 
-    configure_logs(settings.log_format)
+    configure_logs(settings.log_format, settings.access_log_level)
     engine = EngineSupervisor(
         launch,
         SystemClock(),

@@ -11,6 +11,7 @@ from octavo.core.config import CONTENT_FORMATS
 from octavo.server.settings import (
     KEY_VARIABLES,
     LOG_FORMATS,
+    LOG_LEVELS,
     ServerSettings,
     read_api_keys,
     read_chat_template,
@@ -54,6 +55,14 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "the prefix under which a proxy shows this server, as /llm",
         default=default.root_path,
         metavar="PREFIX",
+    )
+    flag(
+        server,
+        "--stream-interval",
+        f"tokens that a chunk of a stream waits for; the first and the last do not ({default.stream_interval})",
+        type=human_int,
+        default=default.stream_interval,
+        metavar="N",
     )
     flag(server, "--disable-fastapi-docs", "no page at /docs", action="store_true")
     chat = parser.add_argument_group("chat", "chat templates")
@@ -107,6 +116,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     flag(security, "--ssl-ca-certs", "whose certificates clients may bring (PEM)", metavar="FILE")
     flag(
         security,
+        "--ssl-ciphers",
+        "the ciphers of TLS 1.2, as OpenSSL lists them; default: what Python holds safe",
+        metavar="LIST",
+    )
+    flag(
+        security,
         "--ssl-cert-reqs",
         f"must clients bring one: 0 no, 1 if they have one, 2 yes ({default.ssl_cert_reqs})",
         type=whole_number,
@@ -124,6 +139,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         f"connections at once ({default.limit_concurrency})",
         type=human_int,
         default=default.limit_concurrency,
+        metavar="N",
+    )
+    flag(
+        limits,
+        "--max-num-queued-reqs",
+        "requests that run or wait; more get a 503; default: no limit",
+        type=human_int,
         metavar="N",
     )
     flag(
@@ -179,6 +201,19 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         f"of the names at /metrics; vllm for dashboards made for it ({default.metrics_prefix})",
         default=default.metrics_prefix,
         metavar="NAME",
+    )
+    flag(
+        logs,
+        "--disable-log-stats",
+        "no line every ten seconds about throughput, queue and cache, while there is work",
+        action="store_true",
+    )
+    flag(
+        logs,
+        "--uvicorn-log-level",
+        f"the least that the lines of requests must have; above info there are none ({default.access_log_level})",
+        choices=LOG_LEVELS,
+        default=default.access_log_level,
     )
     flag(
         logs,
@@ -242,6 +277,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers,
         allowed_origins=args.allowed_origins or default.allowed_origins,
         allowed_methods=args.allowed_methods or default.allowed_methods,
         allowed_headers=args.allowed_headers or default.allowed_headers,
@@ -253,6 +289,10 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         request_id_headers=args.enable_request_id_headers,
         access_log=not args.disable_uvicorn_access_log,
         unlogged_paths=frozenset(args.disable_access_log_for_endpoints or ()),
+        max_num_queued_reqs=args.max_num_queued_reqs,
+        stream_interval=args.stream_interval,
+        log_stats=not args.disable_log_stats,
+        access_log_level=args.uvicorn_log_level,
         log_format=args.log_format,
         log_requests=args.enable_log_requests,
         max_log_len=args.max_log_len,

@@ -31,7 +31,8 @@ WORKS = (
     "allow-credentials h11-max-incomplete-event-size h11-max-header-count enable-request-id-headers "
     "disable-uvicorn-access-log disable-access-log-for-endpoints enable-log-requests max-log-len config "
     "max-logprobs kv-cache-metrics kv-cache-metrics-sample chat-template chat-template-content-format response-role "
-    "default-chat-template-kwargs trust-request-chat-template"
+    "default-chat-template-kwargs trust-request-chat-template ssl-ciphers max-num-queued-reqs stream-interval "
+    "disable-log-stats uvicorn-log-level"
 )
 
 # (group, verdict, what is said, flags). A flag is its name, /SHORT for another spelling, then ! for a switch, + for
@@ -345,6 +346,20 @@ _TABLE: tuple[tuple[str, Verdict, str, str], ...] = (
     ("server", REFUSED, "there is no such route", "enable-tokenizer-info-endpoint!"),
     ("server", SILENT, "/docs needs nothing from elsewhere", "enable-offline-docs!"),
     ("server", REFUSED, "the server speaks HTTP only", "grpc!"),
+    ("server", REFUSED, 'send stream_options {"include_usage": true}', "enable-force-include-usage!"),
+    (
+        "server",
+        REFUSED,
+        "send return_tokens_as_token_ids in requests",
+        "return-tokens-as-token-ids!",
+    ),
+    (
+        "server",
+        REFUSED,
+        "send no tools in such requests",
+        "exclude-tools-when-tool-choice-none!",
+    ),
+    ("server", NOTE, "replies have no fingerprint", "fingerprint-mode=none fingerprint-value"),
     (
         "server",
         NOTE,
@@ -360,6 +375,10 @@ _TABLE: tuple[tuple[str, Verdict, str, str], ...] = (
     ),
     ("other", NOTE, "nothing of octavo reads it", "additional-config fail-on-environ-validation!"),
 )
+
+
+# Of what works, what vLLM's EngineArgs and LLM take although it is about the server.
+SERVER_OPTIONS = ("max_num_queued_reqs", "reasoning_parser", "stream_interval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,9 +439,13 @@ def checked_options(owner: str, options: Mapping[str, Any]) -> tuple[dict[str, A
     given: dict[str, Any] = {}
     notes = []
     for name, value in options.items():
-        if name in names:
+        if name in SERVER_OPTIONS and value:
+            notes.append(f"{owner}: {name}: it is about the server, where it is --{name.replace('_', '-')}")
+        elif name in names:
             if value is not None:
                 given[name] = value
+        elif name in (*SERVER_OPTIONS, "disable_log_stats"):
+            pass  # asks for nothing, or for what is so without a server
         elif flag := vllm_flags().get(name.replace("_", "-")):
             note = flag.judge(f"{owner}: {name}", value)
             if note is not None:

@@ -146,6 +146,7 @@ class Engine:
             served_model_name=name,
             other_model_names=other_names,
             max_model_len=max_model_len,
+            can_be_longer=max_model_len < model.max_position_embeddings,
             max_prompt_tokens=max_model_len - 1,
             vocab_size=model.vocab_size,
             max_num_seqs=config.max_num_seqs,
@@ -302,8 +303,8 @@ class Engine:
         prompt, limit, vocab_size = request.prompt_token_ids, self.info.max_prompt_tokens, self.info.vocab_size
         if not 1 <= len(prompt) <= limit:
             raise InvalidRequestError(
-                f"the prompt has {len(prompt):,} tokens; it must have 1 to {limit:,}: shorten it or raise "
-                "--max-model-len",
+                f"the prompt has {len(prompt):,} tokens; it must have 1 to {limit:,}: "
+                f"{self.info.ways_out_of_length('shorten it')}",
                 param="prompt",
                 code="context_length_exceeded" if prompt else None,
             )

@@ -213,8 +213,8 @@ class Frontend:
         elif max_tokens > room:
             raise InvalidRequestError(
                 f"max_tokens is {max_tokens:,} and the prompt has {len(token_ids):,} tokens, together more than the "
-                f"limit of {self.info.max_model_len:,}: ask for at most {room:,}, shorten the prompt, or start the "
-                "server with a larger --max-model-len",
+                f"limit of {self.info.max_model_len:,}: "
+                f"{self.info.ways_out_of_length(f'ask for at most {room:,}, or shorten the prompt')}",
                 param="max_tokens",
                 code="context_length_exceeded",
             )
@@ -307,8 +307,8 @@ class Frontend:
     def _refuse_length(self, length: str, param: str) -> None:
         raise InvalidRequestError(
             f"{param} has {length} tokens, the limit is {self._prompt_limit:,} (a model length of "
-            f"{self.info.max_model_len:,} leaves room for one token of output): shorten it, or start with a "
-            "larger --max-model-len or a larger KV cache",
+            f"{self.info.max_model_len:,} leaves room for one token of output): "
+            f"{self.info.ways_out_of_length('shorten it')}",
             param=param,
             code="context_length_exceeded",
         )

@@ -17,6 +17,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str  # the one in replies
     other_model_names: list[str] = []  # under which requests may ask for it too
     max_model_len: int  # prompt and output together
+    can_be_longer: bool = True  # whether the model allows a larger --max-model-len
     max_prompt_tokens: int  # a longer prompt can never be scheduled: refused at the door
     vocab_size: int
     max_num_seqs: int
@@ -29,6 +30,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     memory_table: list[tuple[str, str]]  # (name, value) rows, shown at start
     warnings: list[str] = []  # one sentence each, shown at start
+
+    def ways_out_of_length(self, first: str) -> str:
+        """What a client whose request is too long can do: `first`, or have a longer model, if there can be one."""
+        if self.can_be_longer:
+            return f"{first}, or start the server with a larger --max-model-len"
+        return f"{first} (this is the most that the model allows)"
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+import msgspec
+
 from octavo.core.errors import EngineDeadError, RequestFailedError
 from octavo.core.records import FinishReason, Request, RequestOutput, TokenLogprobs
 from octavo.engine.frontend import Detokenizer
@@ -17,10 +19,14 @@ from octavo.server.replies import PromptTokensDetails, Usage
 
 
 class Generation:
-    """A submitted request. Iterate `pieces` once; `usage` and the counts grow as it goes."""
+    """A submitted request. Iterate `pieces` once; `usage` and the counts grow as it goes.
 
-    def __init__(self, client: EngineSupervisor, metrics: Metrics, request: Request) -> None:
+    interval: tokens that a piece waits for, unless it is the first or the last.
+    """
+
+    def __init__(self, client: EngineSupervisor, metrics: Metrics, request: Request, interval: int = 1) -> None:
         self.request = request
+        self._interval = interval
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs] = []  # if asked for, whole before the first piece
@@ -33,6 +39,8 @@ class Generation:
         request.
         """
         detokenizer = Detokenizer()
+        held: RequestOutput | None = None
+        wanted = 1
         async with aclosing(self._stream):
             async for output in self._stream:
                 self.num_output_tokens += len(output.token_ids)
@@ -44,7 +52,10 @@ class Generation:
                 self.prompt_logprobs += output.prompt_logprobs or []
                 if not output.token_ids and output.finish_reason is None:
                     continue
-                yield detokenizer.feed(output), output
+                held = output if held is None else _joined(held, output)
+                if len(held.token_ids) >= wanted or held.finish_reason is not None:
+                    whole, held, wanted = held, None, self._interval
+                    yield detokenizer.feed(whole), whole
 
     @property
     def seed(self) -> int:
@@ -54,6 +65,18 @@ class Generation:
 
     def abort(self) -> None:
         self._stream.abort()
+
+
+def _joined(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Both as one. Prompt's news is not in it, for that has been taken."""
+    logprobs = None if first.logprobs is None else [*first.logprobs, *(second.logprobs or [])]
+    return msgspec.structs.replace(
+        second,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=logprobs,
+        text=first.text + second.text,
+        num_cached_tokens=first.num_cached_tokens,
+    )
 
 
 def usage_of(generations: list[Generation]) -> Usage:

@@ -19,12 +19,18 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 requests_logger = logging.getLogger("octavo.requests")
 
 
-def configure_logs(log_format: str) -> None:
-    """From now on all records of this process go to standard error, ours from INFO, others from WARNING."""
+def configure_logs(log_format: str, access_log_level: str = "info") -> None:
+    """From now on all records of this process go to standard error, ours from INFO, others from WARNING.
+
+    access_log_level: the least for the lines of requests and for uvicorn's own, as uvicorn calls it.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("octavo").setLevel(logging.INFO)
+    level = max(logging.INFO, getattr(logging, access_log_level.upper(), logging.INFO))
+    logging.getLogger("octavo.access").setLevel(level)
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, level))
 
 
 class TextFormatter(logging.Formatter):

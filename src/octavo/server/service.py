@@ -28,6 +28,7 @@ from octavo.server.logs import log_request, request_id
 from octavo.server.metrics import Metrics
 from octavo.server.responses.store import ResponseStore
 from octavo.server.settings import ServerSettings
+from octavo.server.stats_log import StatsLog
 from octavo.structured.grammar import reasoning_prefix
 
 MAX_BODY_BYTES = 32 << 20
@@ -59,6 +60,7 @@ class Service:
         self.default_max_tokens: int | None = self.default_fields.pop("max_tokens", None)
         self.metrics = Metrics(client, clock, self.settings.metrics_prefix)
         self.responses = ResponseStore(self.settings.responses_store_size, self.settings.responses_store_bytes)
+        self.stats_log = StatsLog(client, self.metrics, clock) if self.settings.log_stats else None
         self.created = int(time.time())
         self._num_requests = itertools.count()
         self.given_template_turn = asyncio.Lock()  # one request's own template at a time: others need threads too
@@ -130,14 +132,25 @@ class Service:
         return None if name is None else self.frontend.reasoning_behind(token_ids, REASONING_PARSERS[name])
 
     def submit(self, requests: Sequence[Request], labels: Mapping[str, Any] | None = None) -> list[Generation]:
-        """All of `requests` submitted, or none. Raises what `EngineSupervisor.generate` raises. labels: for the log."""
+        """All of `requests` submitted, or none. Raises what `EngineSupervisor.generate` raises, and ApiError if too many
+        wait. labels: for the log."""
+        limit, in_flight = self.settings.max_num_queued_reqs, self.client.num_requests
+        if limit is not None and in_flight + len(requests) > limit:
+            raise ApiError(
+                503,
+                f"{in_flight:,} requests run or wait and {len(requests):,} would come, the limit is {limit:,} "
+                "(--max-num-queued-reqs): ask again in a moment",
+                code="overloaded",
+            )
+        if self.stats_log is not None:
+            self.stats_log.work_begins()
         generations: list[Generation] = []
         try:
             for request in requests:
                 if self.settings.log_requests:
                     prompt = self.frontend.detokenize(request.prompt_token_ids)
                     log_request(request, prompt, self.settings.max_log_len, labels or {})
-                generations.append(Generation(self.client, self.metrics, request))
+                generations.append(Generation(self.client, self.metrics, request, self.settings.stream_interval))
         except Exception:
             for generation in generations:
                 generation.abort()

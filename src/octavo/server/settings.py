@@ -19,6 +19,7 @@ from octavo.server.parsers import AnswerParsers
 
 METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")  # the first that is set counts
 MAX_KEY_FILE_BYTES = 1 << 20
 
@@ -36,6 +37,7 @@ class ServerSettings:
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
+    ssl_ciphers: str | None = None  # as OpenSSL names them, for TLS 1.2
     ssl_cert_reqs: int = 0  # of clients, as the ssl module numbers it: 0 none, 1 if they have one, 2 required
     allowed_origins: tuple[str, ...] = ()  # none: no CORS
     allowed_methods: tuple[str, ...] = ("*",)
@@ -45,10 +47,14 @@ class ServerSettings:
     max_headers: int = 256  # --h11-max-header-count
     limit_concurrency: int = 2048  # connections
     client_timeout: float = 20.0  # seconds in which a client that we wait for must get on
+    max_num_queued_reqs: int | None = None  # requests that run or wait; None: no limit
+    stream_interval: int = 1  # tokens that a chunk of a stream waits for
     request_id_headers: bool = True
     access_log: bool = True
     unlogged_paths: frozenset[str] = frozenset()
     log_format: str = "text"
+    access_log_level: str = "info"  # --uvicorn-log-level: the least that access lines and uvicorn's own must have
+    log_stats: bool = True
     log_requests: bool = False
     max_log_len: int | None = None  # characters of a prompt, and token ids of it, in the log; None: all
     docs: bool = True
@@ -80,6 +86,10 @@ class ServerSettings:
             raise ConfigError(
                 f"--root-path is {self.root_path!r}; it must begin with a slash and not end with one, like /llm"
             )
+        if self.access_log_level not in LOG_LEVELS:
+            raise ConfigError(
+                f"--uvicorn-log-level is {self.access_log_level!r}; it must be one of {', '.join(LOG_LEVELS)}"
+            )
         if self.log_format not in LOG_FORMATS:
             raise ConfigError(f"--log-format is {self.log_format!r}; it must be one of {', '.join(LOG_FORMATS)}")
         if not METRICS_PREFIX.fullmatch(self.metrics_prefix):
@@ -99,6 +109,9 @@ class ServerSettings:
         at_least("--h11-max-incomplete-event-size", self.max_header_bytes, 1024)
         at_least("--h11-max-header-count", self.max_headers, 8)
         at_least("--limit-concurrency", self.limit_concurrency, 1)
+        at_least("--stream-interval", self.stream_interval, 1)
+        if self.max_num_queued_reqs is not None:
+            at_least("--max-num-queued-reqs", self.max_num_queued_reqs, 1)
         at_least("--client-timeout", self.client_timeout, 0.1)
         at_least("--responses-store-size", self.responses_store_size, 0)
         at_least("--responses-store-bytes", self.responses_store_bytes, 65536)
@@ -126,8 +139,10 @@ class ServerSettings:
             raise ConfigError("--ssl-keyfile is given without --ssl-certfile: name the certificate too")
         if self.ssl_cert_reqs not in (0, 1, 2):
             raise ConfigError(f"--ssl-cert-reqs is {self.ssl_cert_reqs}; it must be 0 (none), 1 (optional) or 2")
-        if self.ssl_certfile is None and (self.ssl_ca_certs is not None or self.ssl_cert_reqs):
-            raise ConfigError("--ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile: name the server's certificate")
+        if self.ssl_certfile is None and (self.ssl_ca_certs is not None or self.ssl_cert_reqs or self.ssl_ciphers):
+            raise ConfigError(
+                "--ssl-ca-certs, --ssl-cert-reqs and --ssl-ciphers need --ssl-certfile: name the server's certificate"
+            )
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
             raise ConfigError(
                 f"--ssl-cert-reqs is {self.ssl_cert_reqs}: --ssl-ca-certs must say whose certificates count"

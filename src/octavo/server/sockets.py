@@ -127,6 +127,13 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
             f"TLS cannot be set up ({error}): --ssl-certfile, --ssl-keyfile and --ssl-ca-certs must be PEM files, the "
             "key unencrypted and the certificate's own"
         ) from None
+    if settings.ssl_ciphers is not None:
+        try:
+            context.set_ciphers(settings.ssl_ciphers)
+        except ssl.SSLError:
+            raise ConfigError(
+                f"--ssl-ciphers is {settings.ssl_ciphers!r}, which selects none: name ciphers as 'openssl ciphers' does"
+            ) from None
     context.verify_mode = ssl.VerifyMode(settings.ssl_cert_reqs)
     return context
 
