@@ -28,9 +28,7 @@ class Parts:
     def __init__(self) -> None:
         self.clock = TickingClock()
         self.metrics: Any = SimpleNamespace(prompt_tokens=0, generation_tokens=0)
-        self.client: Any = SimpleNamespace(
-            stats=EngineStats(), totals=EngineStats(), num_requests=0, info=SimpleNamespace(num_blocks=200)
-        )
+        self.client: Any = SimpleNamespace(totals=EngineStats(), num_requests=0, info=SimpleNamespace(num_blocks=200))
         self.log = StatsLog(self.client, self.metrics, self.clock, seconds=0.01)
 
     @property
@@ -54,8 +52,13 @@ def test_while_there_is_work_there_are_lines_and_then_nothing_wakes_up(caplog: p
         parts.log.work_begins()
         parts.metrics.prompt_tokens, parts.metrics.generation_tokens = 100, 50
         parts.client.num_requests = 3
-        parts.client.totals = EngineStats(prefix_cache_queries=100, prefix_cache_hits=25)
-        parts.client.stats = EngineStats(num_requests_running=2, num_requests_waiting=1, num_blocks_in_use=5)
+        parts.client.totals = EngineStats(
+            num_requests_running=2,
+            num_requests_waiting=1,
+            num_blocks_in_use=5,
+            prefix_cache_queries=100,
+            prefix_cache_hits=25,
+        )
         await until(lambda: caplog.records)
         assert caplog.messages[0] == (
             "Avg prompt throughput: 50.0 tokens/s, Avg generation throughput: 25.0 tokens/s, Running: 2 reqs, "

@@ -32,7 +32,7 @@ WORKS = (
     "disable-uvicorn-access-log disable-access-log-for-endpoints enable-log-requests max-log-len config "
     "max-logprobs kv-cache-metrics kv-cache-metrics-sample chat-template chat-template-content-format response-role "
     "default-chat-template-kwargs trust-request-chat-template ssl-ciphers max-num-queued-reqs stream-interval "
-    "disable-log-stats uvicorn-log-level"
+    "disable-log-stats uvicorn-log-level shutdown-timeout"
 )
 
 # (group, verdict, what is said, flags). A flag is its name, /SHORT for another spelling, then ! for a switch, + for
@@ -378,7 +378,7 @@ _TABLE: tuple[tuple[str, Verdict, str, str], ...] = (
 
 
 # Of what works, what vLLM's EngineArgs and LLM take although it is about the server.
-SERVER_OPTIONS = ("max_num_queued_reqs", "reasoning_parser", "stream_interval")
+SERVER_OPTIONS = ("max_num_queued_reqs", "reasoning_parser", "shutdown_timeout", "stream_interval")
 
 
 @dataclass(frozen=True, slots=True)

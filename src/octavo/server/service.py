@@ -132,8 +132,8 @@ class Service:
         return None if name is None else self.frontend.reasoning_behind(token_ids, REASONING_PARSERS[name])
 
     def submit(self, requests: Sequence[Request], labels: Mapping[str, Any] | None = None) -> list[Generation]:
-        """All of `requests` submitted, or none. Raises what `EngineSupervisor.generate` raises, and ApiError if too many
-        wait. labels: for the log."""
+        """All of `requests` submitted, or none. Raises what `EngineSupervisor.generate` raises, and ApiError 503 if too
+        many wait. labels: for the log."""
         limit, in_flight = self.settings.max_num_queued_reqs, self.client.num_requests
         if limit is not None and in_flight + len(requests) > limit:
             raise ApiError(

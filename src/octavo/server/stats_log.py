@@ -59,7 +59,7 @@ class StatsLog:
         )
 
     def _log(self, before: _Totals, now: _Totals) -> None:
-        stats, num_blocks = self._client.stats, self._client.info.num_blocks
+        stats, num_blocks = self._client.totals, self._client.info.num_blocks
         seconds, prompt_tokens, generation_tokens, queries, hits = (b - a for a, b in zip(before, now, strict=True))
         fields = {
             "prompt_throughput": round(prompt_tokens / seconds, 1),
