@@ -294,6 +294,11 @@ def test_the_count_is_what_the_prompt_will_have(client: anthropic.Anthropic, fie
     assert counted == ask(client, "x", **fields).usage.input_tokens
 
 
+def test_a_conversation_of_many_parts_is_read_all_the_same(client: anthropic.Anthropic) -> None:
+    parts: Any = [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1500}]
+    assert client.messages.count_tokens(model=MODEL_NAME, messages=parts).input_tokens > 2999
+
+
 def test_a_prompt_that_is_too_long_can_be_counted(client: anthropic.Anthropic) -> None:
     long: Any = [{"role": "user", "content": "x" * 10_000}]
     assert client.messages.count_tokens(model=MODEL_NAME, messages=long).input_tokens > 10_000
@@ -337,6 +342,9 @@ def assistant(*blocks: dict[str, Any]) -> dict[str, Any]:
         ({"max_tokens": "many"}, "max_tokens: expected `int`"),
         ({"temperature": 3}, "temperature is 3"),
         ({"stop_sequences": [""]}, "stop_sequences is"),
+        ({"stop_sequences": ["x"] * 100}, "stop_sequences has"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 100_000}]}, "limit is 100,000"),
+        ({"messages": [{"role": "user", "content": ""}] * 2000, "system": [{"type": "x"}] * 99_000}, "101,001 parts"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type is 'web_search_20250305'"),
         ({"tools": [{"name": "f"}]}, "tools[0]: object missing required field `input_schema`"),
         ({"tools": [{"name": "", "input_schema": {}}]}, "tools[0].name is empty"),

@@ -26,6 +26,7 @@ from octavo.server.messages.bodies import (
 )
 from octavo.server.protocol import ChatBody
 
+MAX_PARTS = 100_000
 ROLES = ("user", "assistant", "system")
 ERROR_MARK = "Error: "  # before a tool's result with is_error: chat templates have no word for it
 
@@ -55,7 +56,15 @@ _OWN_NAMES = {
 
 
 def chat_body(body: PromptBody, defaults: Mapping[str, Any]) -> ChatBody:
-    """The same request to the chat route; `defaults` are of fields that it leaves out. Raises InvalidRequestError."""
+    """The same request to the chat route; `defaults` are of fields that it leaves out. Raises InvalidRequestError.
+
+    Takes some microseconds for each part.
+    """
+    if (size := num_parts(body)) > MAX_PARTS:
+        raise InvalidRequestError(
+            f"messages, system and tools have {size:,} parts, the limit is {MAX_PARTS:,}: join or leave out some",
+            "messages",
+        )
     turns = _turns(body.messages)
     fields: dict[str, Any] = {**defaults, "model": body.model, "messages": _chat_messages(_system(body.system), turns)}
     role, blocks = turns[-1]
@@ -74,6 +83,14 @@ def chat_body(body: PromptBody, defaults: Mapping[str, Any]) -> ChatBody:
     chat = msgspec.convert(fields, ChatBody)
     chat.check()
     return chat
+
+
+def num_parts(body: PromptBody) -> int:
+    """Messages, blocks and tools, and what blocks hold."""
+    contents: list[Any] = [body.system, *(message.content for message in body.messages)]
+    blocks = [block for content in contents if isinstance(content, list) for block in content]
+    held = [block["content"] for block in blocks if isinstance(block.get("content"), list)]
+    return len(body.tools) + len(contents) + len(blocks) + sum(map(len, held))
 
 
 def in_own_words(error: InvalidRequestError) -> InvalidRequestError:

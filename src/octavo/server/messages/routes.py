@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import get_args
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -34,11 +34,13 @@ from octavo.server.messages.bodies import (
     TokenCount,
     Usage,
 )
-from octavo.server.messages.conversation import chat_body, in_own_words
+from octavo.server.messages.conversation import chat_body, in_own_words, num_parts
+from octavo.server.protocol import ChatBody
 from octavo.server.reading import read_body
 from octavo.server.service import THREAD_CHARACTERS, EventStream, Service, aborted_if_client_leaves, read_limited
 from octavo.server.tokenize import check_length
 
+THREAD_PARTS = 1000  # requests of more are converted in a thread: some milliseconds
 PING_SECONDS = 15.0  # of an answer that has nothing to show: connections that are silent get closed on the way
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -58,7 +60,7 @@ async def messages(service: Service, http: HttpRequest) -> Response:
     body = read_body(await read_limited(http), MessagesBody)
     message_id = f"msg_{request_id.get()}"
     try:
-        chat = chat_body(body, service.default_fields)
+        chat = await _chat_body(body, service.default_fields)
         # Clients of Anthropic's ask for more than smaller models have room for, and know a stop reason for that.
         answer, generation = await start_chat(service, chat, message_id, arrival_time, clamp_max_tokens=True)
     except InvalidRequestError as error:
@@ -74,7 +76,7 @@ async def count_tokens(service: Service, http: HttpRequest) -> Response:
     body = read_body(await read_limited(http), PromptBody)
     service.check_model(body.model)
     try:
-        chat = chat_body(body, {})
+        chat = await _chat_body(body, {})
         text = prompt_text(service, chat)
     except InvalidRequestError as error:
         raise in_own_words(error) from error
@@ -86,6 +88,13 @@ async def count_tokens(service: Service, http: HttpRequest) -> Response:
 
     content = reply() if len(text) <= THREAD_CHARACTERS else await asyncio.to_thread(reply)
     return Response(content, media_type="application/json")
+
+
+async def _chat_body(body: PromptBody, defaults: Mapping[str, Any]) -> ChatBody:
+    """`chat_body`; the event loop stays free meanwhile."""
+    if num_parts(body) <= THREAD_PARTS:
+        return chat_body(body, defaults)
+    return await asyncio.to_thread(chat_body, body, defaults)
 
 
 class _Message:
