@@ -1,0 +1,1 @@
+"""`octavo run-batch`: a file of requests in, a file of replies out, without a network between."""
