@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,7 @@ import pytest
 from octavo.cli.batch.files import Entry, Reply, ReplyFile, check_entries, read_entries
 from octavo.cli.batch.run import MAX_ATTEMPTS, Counts, run_batch
 from octavo.core.errors import ConfigError
+from tests.server.harness import ENVIRONMENT, children_of
 
 ROUTE = "/v1/completions"
 
@@ -181,3 +187,59 @@ def test_a_full_disk_ends_the_run_and_says_so(output: Path) -> None:
 def test_the_output_is_a_file() -> None:
     with pytest.raises(ConfigError, match="no regular file"):
         ReplyFile("/dev/full", {"a"})
+
+
+def start(source: Path, output: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "octavo", "run-batch", "-i", str(source), "-o", str(output)]
+    flags = ["--max-concurrency", "4", "--max-model-len", "512", "--kv-cache-memory-bytes", "64M"]
+    return subprocess.Popen(
+        [*command, *flags], env=ENVIRONMENT, text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+def wait_for_lines(output: Path, count: int, popen: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while not output.exists() or output.read_bytes().count(b"\n") < count:
+        assert popen.poll() is None, popen.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_batch_survives_kills_of_the_run_and_of_its_engine(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 10, "temperature": 0}
+    lines = [line(str(i), max_tokens=10, seed=i) for i in range(60)]
+    lines.append(line("chat").replace(ROUTE, "/v1/chat/completions").replace('{"prompt": "chat"}', json.dumps(chat)))
+    lines.append(line("refused", temperature=9))
+    source.write_text("\n".join(lines))
+
+    killed = start(source, output)
+    wait_for_lines(output, 8, killed)
+    killed.kill()
+    killed.communicate()
+
+    second = start(source, output)
+    wait_for_lines(output, 20, second)
+    (engine,) = children_of(second.pid)
+    os.kill(engine, signal.SIGKILL)
+    out, err = second.communicate(timeout=120)
+    assert second.returncode == 0, err
+    assert "1 refused, 0 failed" in out
+    assert replies(output) == {str(i): 200 for i in range(60)} | {"chat": 200, "refused": 400}
+    assert len(output.read_text().splitlines()) == 62
+
+    third = start(source, output)
+    out, _ = third.communicate(timeout=60)
+    assert (third.returncode, "all 62 requests" in out) == (0, True)
+
+
+def test_ctrl_c_ends_a_batch_and_says_how_to_go_on(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("\n".join(line(str(i), max_tokens=100, ignore_eos=True) for i in range(60)))
+    run_ = start(source, output)
+    wait_for_lines(output, 1, run_)
+    run_.send_signal(signal.SIGINT)
+    _, err = run_.communicate(timeout=20)
+    assert run_.returncode == 130
+    assert "of 60 requests have their reply; run it again to go on" in err
+    assert "Traceback" not in err

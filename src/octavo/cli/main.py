@@ -87,6 +87,12 @@ def _bench_serve() -> Command:
     return Command(serve.add_flags, serve.run)
 
 
+def _run_batch() -> Command:
+    from octavo.cli.batch import command
+
+    return Command(command.add_flags, command.run, with_config=True)
+
+
 def _info() -> Command:
     def run(_: argparse.Namespace) -> int:
         from octavo.cli import info  # loads the kernels
@@ -112,6 +118,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Command]]] = {
     "bench latency": ("time a batch of random prompts in this process", _bench_latency),
     "bench throughput": ("measure the tokens a second of many prompts at once", _bench_throughput),
     "bench serve": ("load a running OpenAI-compatible server and time its answers", _bench_serve),
+    "run-batch": ("answer a file of requests", _run_batch),
     "info": ("show what octavo sees of this machine", _info),
     "collect-env": ("show all that a bug report should say of this machine", _collect_env),
 }

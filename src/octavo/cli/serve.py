@@ -24,6 +24,8 @@ from octavo.server.sockets import address, listening, tls_context
 if TYPE_CHECKING:
     import ssl
 
+    from octavo.engine.supervisor import EngineSupervisor
+    from octavo.server.service import Service
 
 COMMON_FLAGS = (
     *("served-model-name", "max-model-len", "quantization", "dtype", "gpu-memory-utilization", "max-num-seqs"),
@@ -84,21 +86,12 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.ask)
 
-    from octavo.core.clock import SystemClock
-    from octavo.engine.supervisor import EngineSupervisor
     from octavo.server.app import create_app
     from octavo.server.logs import configure_logs
     from octavo.server.run import run_until
-    from octavo.server.service import Service
 
     configure_logs(settings.log_format, settings.access_log_level)
-    engine = EngineSupervisor(
-        launch,
-        SystemClock(),
-        engine_timeout=settings.engine_timeout,
-        max_restarts=settings.max_engine_restarts,
-        on_give_up=stopping.ask,
-    )
+    engine = supervised(launch, settings, stopping.ask)
     asked = asyncio.create_task(stopping.asked.wait())
     starting = asyncio.create_task(engine.start(process))
     try:
@@ -107,11 +100,7 @@ async def _serve(
         if stopping.asked.is_set():
             return 0
         await starting
-        if settings.chat_template is not None:
-            text = with_template(text, settings.chat_template)
-        content_format = settings.chat_template_content_format
-        frontend = Frontend(text.tokenizer, text.template, engine.info, config.seed, content_format)
-        service = Service(engine, frontend, SystemClock(), text.defaults.sampling, settings)
+        service = make_service(engine, text, config, settings)
         warnings = [*notes, *text.warnings, *engine.info.warnings]
         _greet(engine.info, warnings, address(sock, tls=settings.tls) + settings.root_path, settings.log_format)
         try:
@@ -123,6 +112,34 @@ async def _serve(
         await asyncio.gather(starting, return_exceptions=True)
         await engine.close()
     return 1 if engine.gave_up else 0
+
+
+def supervised(
+    launch: Callable[[], EngineProcess], settings: ServerSettings, on_give_up: Callable[[], None]
+) -> EngineSupervisor:
+    """The one who keeps an engine alive, not started yet."""
+    from octavo.core.clock import SystemClock
+    from octavo.engine.supervisor import EngineSupervisor
+
+    return EngineSupervisor(
+        launch,
+        SystemClock(),
+        engine_timeout=settings.engine_timeout,
+        max_restarts=settings.max_engine_restarts,
+        on_give_up=on_give_up,
+    )
+
+
+def make_service(engine: EngineSupervisor, text: TextSide, config: EngineConfig, settings: ServerSettings) -> Service:
+    """What the routes need, around an engine that has started."""
+    from octavo.core.clock import SystemClock
+    from octavo.server.service import Service
+
+    if settings.chat_template is not None:
+        text = with_template(text, settings.chat_template)
+    content_format = settings.chat_template_content_format
+    frontend = Frontend(text.tokenizer, text.template, engine.info, config.seed, content_format)
+    return Service(engine, frontend, SystemClock(), text.defaults.sampling, settings)
 
 
 def _greet(info: EngineInfo, warnings: Sequence[str], url: str, log_format: str) -> None:

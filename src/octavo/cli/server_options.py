@@ -65,43 +65,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
     )
     flag(server, "--disable-fastapi-docs", "no page at /docs", action="store_true")
-    chat = parser.add_argument_group("chat", "chat templates")
-    flag(
-        chat,
-        "--chat-template",
-        "a file with the chat template, or the template itself, instead of the model's own",
-        metavar="FILE",
-    )
-    flag(
-        chat,
-        "--chat-template-content-format",
-        "how it gets the content of messages: as text, as a list of parts (openai), or as it reads them "
-        f"({default.chat_template_content_format})",
-        choices=CONTENT_FORMATS,
-        default=default.chat_template_content_format,
-    )
-    flag(
-        chat,
-        "--default-chat-template-kwargs",
-        'variables for it where a request sets no others, as {"enable_thinking": false}',
-        type=json_object,
-        default={},
-        metavar="JSON",
-    )
-    flag(
-        chat,
-        "--trust-request-chat-template",
-        "requests may bring a chat template of their own",
-        action="store_true",
-    )
-    flag(
-        chat,
-        "--response-role",
-        f"of the messages that the model writes ({default.response_role})",
-        default=default.response_role,
-        metavar="ROLE",
-    )
-    add_answer_flags(parser.add_argument_group("tools", "tool calls and reasoning"))
+    add_chat_flags(parser)
     flag(
         security,
         "--api-key",
@@ -263,6 +227,48 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_chat_flags(parser: argparse.ArgumentParser) -> None:
+    """How conversations become prompts, and answers are taken apart."""
+    default = ServerSettings()
+
+    chat = parser.add_argument_group("chat", "chat templates")
+
+    def flag(name: str, text: str, **options: Any) -> None:
+        chat.add_argument(name, help=text, **options)
+
+    flag(
+        "--chat-template",
+        "a file with the chat template, or the template itself, instead of the model's own",
+        metavar="FILE",
+    )
+    flag(
+        "--chat-template-content-format",
+        "how it gets the content of messages: as text, as a list of parts (openai), or as it reads them "
+        f"({default.chat_template_content_format})",
+        choices=CONTENT_FORMATS,
+        default=default.chat_template_content_format,
+    )
+    flag(
+        "--default-chat-template-kwargs",
+        'variables for it where a request sets no others, as {"enable_thinking": false}',
+        type=json_object,
+        default={},
+        metavar="JSON",
+    )
+    flag(
+        "--trust-request-chat-template",
+        "requests may bring a chat template of their own",
+        action="store_true",
+    )
+    flag(
+        "--response-role",
+        f"of the messages that the model writes ({default.response_role})",
+        default=default.response_role,
+        metavar="ROLE",
+    )
+    add_answer_flags(parser.add_argument_group("tools", "tool calls and reasoning"))
+
+
 def server_settings(args: argparse.Namespace) -> ServerSettings:
     """Raises ConfigError."""
     default = ServerSettings()
@@ -310,6 +316,18 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         engine_timeout=args.engine_timeout,
         max_engine_restarts=args.max_engine_restarts,
     )
+
+
+def chat_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of ServerSettings that the flags of `add_chat_flags` name. Raises ConfigError."""
+    return {
+        "chat_template": None if args.chat_template is None else read_chat_template(args.chat_template),
+        "chat_template_content_format": args.chat_template_content_format,
+        "default_chat_template_kwargs": args.default_chat_template_kwargs,
+        "trust_request_chat_template": args.trust_request_chat_template,
+        "response_role": args.response_role,
+        "parsers": answer_parsers(args),
+    }
 
 
 def _names(text: str) -> tuple[str, ...]:
