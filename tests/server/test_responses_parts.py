@@ -224,14 +224,14 @@ def test_what_runs_is_never_evicted() -> None:
     async def never() -> Any:
         yield b""
 
-    job = Job(never(), lambda: b"now", lambda: None, keeps_frames=False)
+    job = Job(never(), lambda: b"now", lambda: None, None)
     store = ResponseStore(2, 1 << 20)
     running = StoredResponse(b"", (), (), (), "queued", job=job)
     assert store.put("a", running)
     assert store.put("b", StoredResponse(b"", (), (), (), "queued", job=job))
     assert not store.put("c", stored(b""))
     assert running.encoded() == b"now"
-    running.reply = b"done"
+    running.reply, running.job = b"done", None
     assert running.encoded() == b"done"
     assert store.put("c", stored(b""))
     assert store.get("a", b"") is None
@@ -260,24 +260,22 @@ def test_every_reader_of_a_log_gets_all_of_it() -> None:
     assert asyncio.run(run()) == [[b"0", b"1", b"2", b"3"], [b"1", b"2", b"3"], [], [b"2", b"3"]]
 
 
-def test_a_job_ends_when_it_is_cancelled_and_keeps_frames_only_if_asked() -> None:
-    async def run(keeps_frames: bool) -> Job:
+def test_a_job_ends_when_it_is_cancelled_and_its_log_with_it() -> None:
+    async def run() -> list[bytes]:
         ended = asyncio.Event()
 
         async def frames() -> Any:
             yield b"first"
             await ended.wait()
 
-        job = Job(frames(), lambda: b"", ended.set, keeps_frames=keeps_frames)
+        log = EventLog()
+        job = Job(frames(), lambda: b"", ended.set, log)
         job.start()
         await asyncio.sleep(0)
         await asyncio.wait_for(job.cancel(), 5)
-        return job
+        return [frame async for frame in log.read()]
 
-    assert asyncio.run(run(False)).log is None
-    log = asyncio.run(run(True)).log
-    assert log is not None
-    assert log.num_bytes == len(b"first")
+    assert asyncio.run(run()) == [b"first"]
 
 
 # -- the document ------------------------------------------------------------------------------------------------------

@@ -44,10 +44,9 @@ class EventLog:
 
 
 class Job:
-    """Reads `frames` to their end in a task of its own.
+    """Reads `frames` to their end in a task of its own, and into the log if there is one.
 
-    snapshot: the response as it stands, encoded. abort: makes the frames end soon. log: the frames, or None if nobody
-    will want them.
+    snapshot: the response as it stands, encoded. abort: makes the frames end soon.
     """
 
     def __init__(
@@ -55,11 +54,10 @@ class Job:
         frames: AsyncIterator[bytes],
         snapshot: Callable[[], bytes],
         abort: Callable[[], None],
-        *,
-        keeps_frames: bool,
+        log: EventLog | None,
     ) -> None:
         self.snapshot = snapshot
-        self.log = EventLog() if keeps_frames else None
+        self._log = log
         self._frames = frames
         self._abort = abort
         self._task: asyncio.Task[None] | None = None
@@ -76,8 +74,8 @@ class Job:
     async def _run(self) -> None:
         try:
             async for frame in self._frames:
-                if self.log is not None:
-                    self.log.add(frame)
+                if self._log is not None:
+                    self._log.add(frame)
         finally:
-            if self.log is not None:
-                self.log.end()
+            if self._log is not None:
+                self._log.end()

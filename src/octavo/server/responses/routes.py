@@ -15,7 +15,7 @@ from octavo.core.errors import InvalidRequestError, shorten
 from octavo.server.chat import start_chat
 from octavo.server.errors import ApiError
 from octavo.server.reading import read_body
-from octavo.server.responses.background import Job
+from octavo.server.responses.background import EventLog, Job
 from octavo.server.responses.body import LOGPROBS, UNSUPPORTED, ResponsesBody, in_own_words
 from octavo.server.responses.items import Item, chat_messages, decode_item, encode_items, read_input
 from octavo.server.responses.replies import DeletedResponse, InputItemList, ResponseReply
@@ -54,7 +54,7 @@ async def create_response(service: Service, http: HttpRequest) -> Response:
 
     def keep() -> None:
         if stores and (reply.background or reply.status in CONTINUED):
-            stored.status = reply.status
+            stored.status, stored.job = reply.status, None
             stored.outputs = encode_items(reply.output)
             stored.item_ids += tuple(item.id for item in reply.output)
             stored.reply = run.encoded()
@@ -77,7 +77,7 @@ async def stored_response(service: Service, http: HttpRequest) -> Response:
     if http.method == "DELETE":
         _check_query(http, ())
         stored = _find(service, response_id, _owner(http))
-        if stored.is_running and stored.job is not None:
+        if stored.job is not None:
             await stored.job.cancel()
         service.responses.remove(response_id)
         return _json(msgspec.json.encode(DeletedResponse(response_id)))
@@ -91,25 +91,25 @@ async def stored_response(service: Service, http: HttpRequest) -> Response:
         if "starting_after" in http.query_params:
             raise InvalidRequestError("starting_after needs stream=true: set it, or leave it out", "starting_after")
         return _json(stored.encoded())
-    if stored.job is None or stored.job.log is None:
+    if stored.log is None:
         raise InvalidRequestError(
             f"response {shorten(response_id)!r} was not made with background=true and stream=true, so its events are "
             "not there to be read again: leave stream out",
             "stream",
         )
-    return ResponseEventStream(stored.job.log.read(after + 1), [])
+    return ResponseEventStream(stored.log.read(after + 1), [])
 
 
 async def cancel_response(service: Service, http: HttpRequest) -> Response:
     _check_query(http, ())
     response_id = http.path_params["response_id"]
     stored = _find(service, response_id, _owner(http))
-    if stored.job is None:
+    if not stored.is_background:
         raise InvalidRequestError(
             f"response {shorten(response_id)!r} was not made with background=true: only such can be cancelled; any "
             "other ends when its client closes the connection"
         )
-    if stored.is_running:
+    if stored.job is not None:
         await stored.job.cancel()
     elif stored.status != "cancelled":
         raise InvalidRequestError(f"response {shorten(response_id)!r} has ended already: it is {stored.status}")
@@ -205,7 +205,9 @@ def _new_reply(service: Service, body: ResponsesBody, stores: bool) -> ResponseR
 
 
 def _in_background(service: Service, run: Run, stored: StoredResponse, *, streams: bool) -> Response:
-    stored.job = job = Job(_counted(service, run.frames()), run.encoded, run.cancel, keeps_frames=streams)
+    stored.is_background = True
+    stored.log = log = EventLog() if streams else None
+    stored.job = job = Job(_counted(service, run.frames()), run.encoded, run.cancel, log)
     if not service.responses.put(run.reply.id, stored):
         run.cancel()
         raise ApiError(
@@ -216,7 +218,7 @@ def _in_background(service: Service, run: Run, stored: StoredResponse, *, stream
         )
     reply = _json(run.encoded())
     job.start()
-    return reply if job.log is None else ResponseEventStream(job.log.read(), [])
+    return reply if log is None else ResponseEventStream(log.read(), [])
 
 
 async def _counted(service: Service, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

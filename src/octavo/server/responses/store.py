@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from octavo.server.responses.items import Item, decode_item
 
 if TYPE_CHECKING:
-    from octavo.server.responses.background import Job
+    from octavo.server.responses.background import EventLog, Job
 
 ENTRY_BYTES = 1024  # what a response takes beside its content
 ITEM_BYTES = 256  # what an item does
@@ -30,24 +30,26 @@ class StoredResponse:
     item_ids: tuple[str, ...]  # of inputs and outputs
     status: str
     outputs: tuple[bytes, ...] = ()
-    reply: bytes = b""  # of one in the background, when it has ended
-    job: Job | None = None  # of one in the background
+    reply: bytes = b""
+    is_background: bool = False
+    job: Job | None = None  # while it runs in the background
+    log: EventLog | None = None  # of one in the background whose events may be read again
 
     @property
     def is_running(self) -> bool:
-        return self.job is not None and not self.reply
+        return self.job is not None
 
     @property
     def num_bytes(self) -> int:
         items = (*self.before, *self.inputs, *self.outputs)
         size = ENTRY_BYTES + ITEM_BYTES * len(items) + sum(map(len, items)) + len(self.reply)
-        if self.job is not None and self.job.log is not None:
-            size += self.job.log.num_bytes + len(self.reply)  # which its last frame repeats
+        if self.log is not None:
+            size += self.log.num_bytes + len(self.reply)  # which its last frame repeats
         return size
 
     def encoded(self) -> bytes:
         """The response as it stands."""
-        return self.job.snapshot() if self.job is not None and not self.reply else self.reply
+        return self.reply if self.job is None else self.job.snapshot()
 
     def conversation(self) -> tuple[bytes, ...]:
         return (*self.before, *self.inputs, *self.outputs)
