@@ -27,7 +27,7 @@ from octavo.engine.model_location import locate_model
 from octavo.engine.process import EngineLike
 from octavo.engine.text_side import load_text_side
 from octavo.structured.compiler import GrammarCompiler
-from octavo.structured.grammar import grammar_text, reasoning_prefix
+from octavo.structured.grammar import answer_within, grammar_text
 
 logger = logging.getLogger(__name__)
 
@@ -228,8 +228,8 @@ class LLM:
     def _grammar(self, params: SamplingParams, reasoning: ReasoningTags | None) -> str | None:
         if params.structured_outputs is None:
             return None
-        prefix = reasoning_prefix(reasoning, self._frontend.special_token)
-        grammar = grammar_text(params.structured_outputs, prefix)
+        around = answer_within(reasoning, self._frontend.special_token)
+        grammar = grammar_text(params.structured_outputs, around)
         if grammar not in self._grammars:
             if self._compiler is None:
                 setup = self._frontend.grammar_setup()

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.core.errors import InvalidRequestError
 from octavo.core.records import ReasoningTags, StructuredOutputs
-from octavo.structured.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES, grammar_text, reasoning_prefix
+from octavo.structured.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES, answer_within, grammar_text
 from octavo.structured.schema import MAX_DEPTH
 from tests.structured.vocabulary import CALL, EOS, Form, cut, special_token
 
@@ -142,7 +142,7 @@ def test_special_tokens_are_in_no_text() -> None:
 def test_reasoning_before_the_answer_is_free_text(is_open: bool, seed: int) -> None:
     tags = ReasoningTags(starts=("<think>",), ends=("</think>",), is_open=is_open)
     start = "" if is_open else "\n<think>"
-    form = Form(reasoning_prefix(tags, special_token), json={"type": "integer"})
+    form = Form(answer_within(tags, special_token), json={"type": "integer"})
     assert form.fits(start + '{"a": <b></thin 3</think>\n\n12', seed)
     assert form.fits(start + "</think>12", seed)
     assert form.fits("12", seed) is not is_open
@@ -152,15 +152,15 @@ def test_reasoning_before_the_answer_is_free_text(is_open: bool, seed: int) -> N
 
 def test_tags_of_reasoning_may_be_special_tokens() -> None:
     tags = ReasoningTags(starts=("<|call|>",), ends=("<eos>", "<|call|>"), is_open=False)
-    form = Form(reasoning_prefix(tags, special_token), regex="yes")
+    form = Form(answer_within(tags, special_token), regex="yes")
     assert form.fits([CALL, *cut(b"hm <|call|>"), CALL, *cut(b"yes")])
     assert form.fits([CALL, EOS, *cut(b"yes")])
     assert not form.fits([*cut(b"<|call|>"), CALL, *cut(b"yes")])
 
 
-def test_what_is_known_to_come_without_reasoning_has_no_prefix() -> None:
-    assert reasoning_prefix(None, special_token) == ""
-    assert reasoning_prefix(ReasoningTags(starts=(), ends=("</think>",), is_open=False), special_token) == ""
+def test_what_is_known_to_come_without_reasoning_has_no_around() -> None:
+    assert answer_within(None, special_token) == ""
+    assert answer_within(ReasoningTags(starts=(), ends=("</think>",), is_open=False), special_token) == ""
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ class Form:
 
     shared: GrammarCompiler | None = None
 
-    def __init__(self, prefix: str = "", **outputs: object) -> None:
+    def __init__(self, around: str = "", **outputs: object) -> None:
         Form.shared = Form.shared or compiler()
-        self.matcher = Form.shared.compile(grammar_text(StructuredOutputs(**outputs), prefix))  # type: ignore[arg-type]
+        self.matcher = Form.shared.compile(grammar_text(StructuredOutputs(**outputs), around))  # type: ignore[arg-type]
 
     def fits(self, text: str | list[int], seed: int = 0) -> bool:
         matcher = self.matcher.deep_copy()

@@ -35,10 +35,10 @@ class GrammarChecker:
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
         self._kept_bytes = 0
 
-    async def grammar(self, outputs: StructuredOutputs, prefix: str = "") -> str:
+    async def grammar(self, outputs: StructuredOutputs, around: str = "") -> str:
         """`grammar_text` of them, tried. Raises InvalidRequestError, OverloadedError."""
         try:
-            job = frame(Job(outputs, prefix))
+            job = frame(Job(outputs, around))
         except (UnicodeEncodeError, RecursionError):
             raise InvalidRequestError(
                 "the form of output has half of a surrogate pair, or is nested without end: no output can have that",

@@ -12,35 +12,35 @@ import msgspec
 from octavo.core.errors import InvalidRequestError
 from octavo.core.reasoning import REASONING_PARSERS
 from octavo.core.records import FinishReason, ReasoningTags, SamplingParams
+from octavo.server.answer_form import answer_form
 from octavo.server.parsers import AnswerParsers
 from octavo.server.protocol import ChatBody
 from octavo.server.reasoning.tagged import TaggedReasoning
 from octavo.server.replies import CallFunction, CallFunctionDelta, ChatDelta, ChatMessage, ToolCall, ToolCallDelta
 from octavo.server.text_parser import CallArguments, CallStart, Content, Event, Reasoning, TextParser
 from octavo.server.tools.parser import ToolParser
+from octavo.server.tools.plain import PlainCalls
 from octavo.server.tools.registry import TOOL_PARSERS
+from octavo.structured.grammar import SpecialToken
 
 
 class Answer:
     """One answer on its way. `prompt` is the text that the model goes on from. Raises InvalidRequestError."""
 
-    def __init__(self, parsers: AnswerParsers, body: ChatBody, prompt: str) -> None:
+    def __init__(self, parsers: AnswerParsers, body: ChatBody, prompt: str, special_token: SpecialToken) -> None:
         self._tools: ToolParser | None = None
         self._reasoning: TaggedReasoning | None = None
         self._shows_special_tokens = False
         if body.may_call_tools:
-            if parsers.tools is None:
-                raise InvalidRequestError(
-                    "tools with tool_choice 'auto' need a server started with --enable-auto-tool-choice and "
-                    "--tool-call-parser: start it so, or send tool_choice 'none'",
-                    "tool_choice",
-                )
-            self._tools = TOOL_PARSERS[parsers.tools](_properties(body.tools))
+            self._tools = _tool_parser(parsers, body, special_token)(_properties(body.tools))
             self._shows_special_tokens = self._tools.shows_special_tokens
         if parsers.reasoning is not None:
             tags = REASONING_PARSERS[parsers.reasoning]
             self._reasoning = TaggedReasoning(tags, prompt)
             self._shows_special_tokens |= tags.special
+        parser = None if self._tools is None else type(self._tools)
+        self.form = answer_form(body, parser, self.reasoning_tags, special_token)
+        self._names_function = body.called_function is not None
         self._keeps_reasoning = body.include_reasoning
         self._max_calls = None if body.parallel_tool_calls else 1
         self.num_reasoning_tokens = 0  # up to the end tag, with it
@@ -119,7 +119,12 @@ class Answer:
         return message
 
     def finish_reason(self, reason: FinishReason | None) -> str | None:
-        """A model that stopped after a whole call waits for the result; one that was cut, even in a call, does not."""
+        """A model that stopped after a whole call waits for the result; one that was cut, even in a call, does not.
+
+        As OpenAI's API has it, one that could do nothing but call just stopped.
+        """
+        if self._names_function:
+            return reason
         if reason is FinishReason.STOP and self._calls and self._tools is not None and self._tools.last_is_whole:
             return "tool_calls"
         return reason
@@ -160,3 +165,17 @@ def _properties(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if isinstance(properties, dict):
             found[tool["function"]["name"]] = properties
     return found
+
+
+def _tool_parser(parsers: AnswerParsers, body: ChatBody, special_token: SpecialToken) -> type[ToolParser]:
+    """Raises InvalidRequestError."""
+    parser = None if parsers.tools is None else TOOL_PARSERS[parsers.tools]
+    if body.must_call_tools:
+        return PlainCalls if parser is None or parser.form(special_token) is None else parser
+    if parser is None:
+        raise InvalidRequestError(
+            "tools with tool_choice 'auto' need a server started with --enable-auto-tool-choice and "
+            "--tool-call-parser: start it so, or send tool_choice 'required' or 'none'",
+            "tool_choice",
+        )
+    return parser

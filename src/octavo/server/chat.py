@@ -55,8 +55,8 @@ async def start_chat(
     """
     service.check_model(body.model)
     text = await rendered_prompt(service, body)
-    answer = Answer(service.settings.parsers, body, text)
-    grammar = await service.grammar(body.wanted_form(), answer.reasoning_tags, param=body.form_field)
+    answer = Answer(service.settings.parsers, body, text, service.frontend.special_token)
+    grammar = await service.grammar(answer.form.outputs, answer.form.around, param=answer.form.field)
     keep = service.frontend.num_kept(body.truncate_prompt_tokens, body.chosen_max_tokens)
     (token_ids,) = await service.encode([text], add_special_tokens=body.add_special_tokens, param="messages", keep=keep)
     try:

@@ -42,7 +42,7 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     body = read_body(await read_limited(http), CompletionBody, service.default_fields)
     service.check_model(body.model)
     params = body.params(service.default_max_tokens)
-    grammar = await service.grammar(body.wanted_form(), None, param=body.form_field)
+    grammar = await service.grammar(body.wanted_form(), param=body.form_field)
     reply_id = new_id("cmpl", body.request_id)
     prompts = body.prompts()
     keep = service.frontend.num_kept(body.truncate_prompt_tokens, params.max_tokens)

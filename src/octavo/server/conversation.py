@@ -110,13 +110,11 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
 def _read_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     function = _function_of(tool, where)
     _refuse_others(tool, ("type", "function"), where)
-    if function.get("strict"):
-        raise InvalidRequestError(
-            f"{where}.function.strict needs structured output, which is not supported yet: leave it out",
-            f"{where}.function.strict",
-            "unsupported_parameter",
-        )
-    for name, kind, called in (("description", str, "text"), ("parameters", dict, "an object, a JSON schema")):
+    for name, kind, called in (
+        ("description", str, "text"),
+        ("parameters", dict, "an object, a JSON schema"),
+        ("strict", bool, "true or false"),
+    ):
         if not isinstance(function.get(name), kind | None):
             raise InvalidRequestError(f"{where}.function.{name} must be {called}", f"{where}.function.{name}")
     shown = {name: value for name, value in function.items() if name != "strict" and value is not None}

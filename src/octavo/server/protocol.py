@@ -215,19 +215,22 @@ class ChatBody(GenerationBody, kw_only=True):
             )
 
     def _check_tool_choice(self) -> None:
-        match self.tool_choice:
+        choice = self.tool_choice
+        match choice:
             case None | "none" | "auto":
                 return
-            case "required" | {"type": "function"}:
+            case "required" | {"type": "function", "function": {"name": str()}}:
+                if not self.tools:
+                    raise InvalidRequestError(
+                        f"tool_choice is {shorten(repr(choice))} without tools: send some, or leave it out",
+                        "tool_choice",
+                    )
+            case _:
                 raise InvalidRequestError(
-                    f"tool_choice={shorten(repr(self.tool_choice))} needs structured output, which is not supported "
-                    "yet: use 'auto' or 'none'",
+                    f"tool_choice is {shorten(repr(choice))}; it must be 'auto', 'none', 'required' or "
+                    '{"type": "function", "function": {"name": ...}}',
                     "tool_choice",
-                    "unsupported_parameter",
                 )
-        raise InvalidRequestError(
-            f"tool_choice is {shorten(repr(self.tool_choice))}; it must be 'auto' or 'none'", "tool_choice"
-        )
 
     @property
     def begins_message(self) -> bool:
@@ -236,7 +239,16 @@ class ChatBody(GenerationBody, kw_only=True):
 
     @property
     def may_call_tools(self) -> bool:
-        return bool(self.tools) and self.tool_choice in (None, "auto")
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def must_call_tools(self) -> bool:
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def called_function(self) -> str | None:
+        """The name of the one function that tool_choice says."""
+        return self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from octavo.server.metrics import Metrics
 from octavo.server.responses.store import ResponseStore
 from octavo.server.settings import ServerSettings
 from octavo.server.stats_log import StatsLog
-from octavo.structured.grammar import reasoning_prefix
 
 MAX_BODY_BYTES = 32 << 20
 MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES  # read and dropped, so that the client gets to read why it was refused
@@ -66,10 +65,8 @@ class Service:
         self.given_template_turn = asyncio.Lock()  # one request's own template at a time: others need threads too
         self._checker: GrammarChecker | None = None
 
-    async def grammar(
-        self, form: StructuredOutputs | None, reasoning: ReasoningTags | None, *, param: str
-    ) -> str | None:
-        """What holds an output, after its reasoning, to a form; None for a free one.
+    async def grammar(self, form: StructuredOutputs | None, around: str = "", *, param: str) -> str | None:
+        """What holds an output to a form; None for a free one. `around`: rules of what may stand around it.
 
         `param` is the field that a refusal names. Raises InvalidRequestError, OverloadedError.
         """
@@ -79,7 +76,7 @@ class Service:
             setup = await asyncio.to_thread(self.frontend.grammar_setup)
             self._checker = self._checker or GrammarChecker(setup)  # another request may have been quicker
         try:
-            return await self._checker.grammar(form, reasoning_prefix(reasoning, self.frontend.special_token))
+            return await self._checker.grammar(form, around)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{param}: {error}", param, error.code) from None
 

@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True):
     """The arguments of `grammar_text`."""
 
     outputs: StructuredOutputs
-    prefix: str = ""
+    around: str = ""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ def frame(message: msgspec.Struct) -> bytes:
 
 def judge(compiler: GrammarCompiler, job: Job) -> Verdict:
     try:
-        grammar = grammar_text(job.outputs, job.prefix)
+        grammar = grammar_text(job.outputs, job.around)
         matcher = compiler.compile(grammar)
     except InvalidRequestError as error:
         return Verdict(error=str(error))

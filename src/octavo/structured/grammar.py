@@ -26,8 +26,8 @@ _PLAIN = StructuredOutputs(json_object=True)
 SpecialToken = Callable[[str], int | None]  # the id of the special token with a text
 
 
-def grammar_text(outputs: StructuredOutputs, prefix: str = "") -> str:
-    """The grammar of an answer. `prefix`: Lark rules of what comes before it, the first one named `prefix`.
+def grammar_text(outputs: StructuredOutputs, around: str = "") -> str:
+    """The grammar of an output. `around`: Lark rules in which what `outputs` says is called @answer.
 
     Raises InvalidRequestError naming the field.
     """
@@ -38,10 +38,10 @@ def grammar_text(outputs: StructuredOutputs, prefix: str = "") -> str:
             "make it smaller",
             param="structured_outputs",
         )
-    if not prefix:
+    if not around:
         return _HEAD + lark
     parts = [
-        {"lark_grammar": f"{_HEAD}start: prefix @answer\n{prefix}"},
+        {"lark_grammar": _HEAD + around},
         {"name": "answer", "lark_grammar": _HEAD + lark},
     ]
     return json.dumps({"grammars": parts})
@@ -65,10 +65,24 @@ def expression(mark: str, special_token: SpecialToken) -> str:
     return quoted(mark) if token_id is None else f"<[{token_id}]>"
 
 
-def reasoning_prefix(tags: ReasoningTags | None, special_token: SpecialToken) -> str:
-    """Rules of the reasoning before an answer: free text up to an end tag, then a little white space; "" for none."""
-    if tags is None or not (tags.is_open or tags.starts):
-        return ""
+def answer_within(tags: ReasoningTags | None, special_token: SpecialToken, *, instead: str = "") -> str:
+    """Rules of what stands around an @answer: before it reasoning, if the model may reason, and a little white space.
+
+    instead: a grammar of what may come in the answer's place. "" if there is nothing but the answer.
+    """
+    rules = []
+    answer = "@answer"
+    if instead:
+        rules.append(instead.replace("start:", "instead:", 1))
+        answer = "(instead | @answer)"
+    if tags is not None and (tags.is_open or tags.starts):
+        answer = f"reasoning {answer}"
+        rules += _reasoning_rules(tags, special_token)
+    return "\n".join([f"start: {answer}", *rules]) if rules else ""
+
+
+def _reasoning_rules(tags: ReasoningTags, special_token: SpecialToken) -> list[str]:
+    """Free text up to an end tag."""
     rules = [f"THOUGHTS: {_ANY_TEXT}", "WS: /[ \\r\\n\\t]{0,8}/"]
     endings = []
     for number, tag in enumerate(tags.ends):
@@ -82,7 +96,7 @@ def reasoning_prefix(tags: ReasoningTags | None, special_token: SpecialToken) ->
     if not tags.is_open:
         starts = " | ".join(expression(tag, special_token) for tag in tags.starts)
         reasoning = f"(WS ({starts}) {reasoning})?"
-    return "\n".join([f"prefix: {reasoning} WS", *rules])
+    return [f"reasoning: {reasoning} WS", *rules]
 
 
 def json_expression(schema: Any, outputs: StructuredOutputs = _PLAIN) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 from octavo.server.text_parser import Pausing
+from octavo.server.tools.forms import CallForm
 from octavo.server.tools.json_calls import JsonCalls
+from octavo.structured.grammar import SpecialToken
 
 _TAG = "<|python_tag|>"
 _SEPARATORS = re.compile(r"[\s;,]*")
@@ -13,6 +15,10 @@ _SEPARATORS = re.compile(r"[\s;,]*")
 
 class LlamaJson(JsonCalls):
     """A call begins a line, follows the tag, or follows another call, after a semicolon or nothing."""
+
+    @classmethod
+    def form(cls, special_token: SpecialToken) -> CallForm:
+        return CallForm(separator="; ", key="parameters")
 
     def _read(self) -> Pausing[None]:
         while True:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import ClassVar
 
 from octavo.server.text_parser import Pausing
+from octavo.server.tools.forms import CallForm
 from octavo.server.tools.json_calls import JsonCalls
+from octavo.structured.grammar import SpecialToken
 
 
 class MarkedJson(JsonCalls):
     starts: ClassVar[tuple[str, ...]]
     end: ClassVar[str | None] = None
+    call_form: ClassVar[CallForm]
+
+    @classmethod
+    def form(cls, special_token: SpecialToken) -> CallForm:
+        return cls.call_form
 
     def _read(self) -> Pausing[None]:
         mark = yield from self._say_until(*self.starts)
@@ -24,6 +31,7 @@ class Hermes(MarkedJson):
     shows_special_tokens = True
     starts = ("<tool_call>",)
     end = "</tool_call>"
+    call_form = CallForm(start="<tool_call>", opening="\n", closing="\n", end="</tool_call>")
 
 
 class Granite(MarkedJson):
@@ -32,6 +40,11 @@ class Granite(MarkedJson):
     shows_special_tokens = True
     starts = ("<|tool_call|>", "<tool_call>")
 
+    @classmethod
+    def form(cls, special_token: SpecialToken) -> CallForm:
+        start = next((mark for mark in cls.starts if special_token(mark) is not None), cls.starts[0])
+        return CallForm(start=start, opening="[", closing="]", separator=", ")
+
 
 class Jamba(MarkedJson):
     """<tool_calls>[...]</tool_calls>"""
@@ -39,9 +52,11 @@ class Jamba(MarkedJson):
     shows_special_tokens = True
     starts = ("<tool_calls>",)
     end = "</tool_calls>"
+    call_form = CallForm(start="<tool_calls>", opening="[", closing="]", end="</tool_calls>", separator=", ")
 
 
 class Phi4Mini(MarkedJson):
     """functools[...], a list of calls."""
 
     starts = ("functools",)
+    call_form = CallForm(start="functools", opening="[", closing="]", separator=", ")

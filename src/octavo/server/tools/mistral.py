@@ -7,7 +7,9 @@ import re
 import string
 
 from octavo.server.text_parser import Pausing
+from octavo.server.tools.forms import CallForm
 from octavo.server.tools.json_calls import JsonCalls
+from octavo.structured.grammar import SpecialToken
 
 _MARK, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[^\s\[\]{}\"]*")
@@ -16,6 +18,12 @@ _WORD = re.compile(r"\w*")
 
 class Mistral(JsonCalls):
     shows_special_tokens = True
+
+    @classmethod
+    def form(cls, special_token: SpecialToken) -> CallForm:
+        if special_token(_ARGUMENTS) is not None:
+            return CallForm(start=_MARK, argument_mark=_ARGUMENTS)
+        return CallForm(start=_MARK, opening=" [", closing="]", separator=", ")
 
     @staticmethod
     def new_call_id() -> str:

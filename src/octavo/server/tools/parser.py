@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from octavo.server.text_parser import CallArguments, CallStart, Content, Event, Pausing, TextParser
+from octavo.server.tools.forms import CallForm
+from octavo.structured.grammar import SpecialToken
 
 
 class ToolParser(TextParser):
@@ -21,6 +23,11 @@ class ToolParser(TextParser):
     """
 
     shows_special_tokens: ClassVar[bool] = False  # whether the format's marks may be special tokens of the model
+
+    @classmethod
+    def form(cls, special_token: SpecialToken) -> CallForm | None:
+        """How a model that was taught this format is made to call; None if its calls are not JSON."""
+        return None
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> None:
         """tools: the properties in the schema of each tool's parameters, for formats whose values have no types."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from octavo.server.text_parser import Pausing
+from octavo.server.tools.forms import CallForm
 from octavo.server.tools.json_calls import JsonCalls
 from octavo.server.tools.python_calls import PythonCalls
+from octavo.structured.grammar import SpecialToken
 
 _JSON, _PYTHON = "<tool_call>", "<code>"
 
@@ -13,6 +15,10 @@ class SmolLM(JsonCalls, PythonCalls):
     """Code that is more than calls of tools is content."""
 
     shows_special_tokens = True
+
+    @classmethod
+    def form(cls, special_token: SpecialToken) -> CallForm:
+        return CallForm(start=_JSON, opening="[", closing="]", end="</tool_call>", separator=", ")
 
     def _read(self) -> Pausing[None]:
         mark = yield from self._say_until(_JSON, _PYTHON)
