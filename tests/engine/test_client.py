@@ -13,7 +13,7 @@ from octavo.core.config import EngineConfig
 from octavo.core.errors import EngineDeadError, InvalidRequestError, ModelFileError
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
 from octavo.engine.client import Death, EngineClient, OutputStream
-from tests.server.fake_engine import CRASH, FAIL, REFUSE
+from tests.server.fake_engine import CRASH, FAIL, HANG, LABOUR, REFUSE
 from tests.server.harness import ENVIRONMENT, fake_engine_command
 
 LONG = 100_000  # tokens: never reached
@@ -29,9 +29,11 @@ def request(name: str, prompt: bytes = b"abc", max_tokens: int = 5) -> Request:
     return Request(request_id=name, prompt_token_ids=list(prompt), params=params, arrival_time=0.0)
 
 
-def run(scenario: Callable[[EngineClient], Awaitable[None]], step_seconds: float = 0.001) -> None:
+def run(
+    scenario: Callable[[EngineClient], Awaitable[None]], step_seconds: float = 0.001, engine_timeout: float = 0.0
+) -> None:
     async def whole() -> None:
-        client = await EngineClient.start(EngineConfig("echo"), fake_engine_command(step_seconds))
+        client = await EngineClient.start(EngineConfig("echo"), fake_engine_command(step_seconds), engine_timeout)
         try:
             await asyncio.wait_for(scenario(client), 20)
         finally:
@@ -186,3 +188,78 @@ def test_closing_the_client_ends_the_process_and_the_streams() -> None:
             os.kill(client.pid, 0)
 
     asyncio.run(scenario())
+
+
+async def death_of(client: EngineClient, name: str, prompt: bytes) -> tuple[RequestOutput, Death]:
+    """The last output of a request that ends with its engine, and how that ended."""
+    last = (await collect(client.generate(request(name, prompt, LONG))))[-1]
+    return last, await asyncio.wait_for(client.death, 5)
+
+
+def test_an_engine_that_gets_nothing_done_is_killed_and_tells_where_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+    async def scenario(client: EngineClient) -> None:
+        last, death = await death_of(client, "r", HANG)
+        assert last.finish_reason is FinishReason.ERROR
+        assert "got nothing done for 0.5 s" in (last.error or "")
+        assert (death.how, death.num_requests) == ("got nothing done for 0.5 s and was killed", 1)
+
+    run(scenario, engine_timeout=0.5)
+    assert "in _advance" in capfd.readouterr().err
+
+
+def test_a_long_step_in_which_kernels_get_on_is_healthy_and_no_hang() -> None:
+    async def scenario(client: EngineClient) -> None:
+        task = asyncio.create_task(collect(client.generate(request("r", LABOUR, max_tokens=1))))
+        await asyncio.sleep(0.2)
+        assert await client.is_responsive()
+        assert (await task)[-1].finish_reason is FinishReason.LENGTH
+
+    run(scenario, engine_timeout=1)
+
+
+def test_a_hung_engine_does_not_answer_but_has_its_time_before_it_is_killed() -> None:
+    async def scenario(client: EngineClient) -> None:
+        task = asyncio.create_task(collect(client.generate(request("r", HANG))))
+        await asyncio.sleep(0.2)
+        assert not any(await asyncio.gather(*(client.is_responsive() for _ in range(20))))
+        assert client.is_alive
+        os.kill(client.pid, signal.SIGKILL)
+        await task
+
+    run(scenario, engine_timeout=60)
+
+
+def test_a_stopped_engine_that_has_work_is_noticed_and_killed() -> None:
+    async def scenario(client: EngineClient) -> None:
+        task = asyncio.create_task(death_of(client, "r", b"abc"))
+        await until(lambda: client.stats.num_requests_running == 1)
+        os.kill(client.pid, signal.SIGSTOP)
+        last, death = await asyncio.wait_for(task, 3)
+        assert last.finish_reason is FinishReason.ERROR
+        assert death.how == "was stopped by a signal and was killed"
+
+    run(scenario)
+
+
+def test_a_stopped_idle_engine_is_noticed_when_somebody_asks() -> None:
+    async def scenario(client: EngineClient) -> None:
+        assert await client.is_responsive()
+        os.kill(client.pid, signal.SIGSTOP)
+        await asyncio.sleep(0.05)
+        asked_at = time.monotonic()
+        assert not await client.is_responsive()
+        assert time.monotonic() - asked_at < 0.5
+        assert "stopped" in (await asyncio.wait_for(client.death, 5)).how
+
+    run(scenario)
+
+
+def test_an_engine_that_is_continued_in_time_goes_on() -> None:
+    async def scenario(client: EngineClient) -> None:
+        task = asyncio.create_task(collect(client.generate(request("r", max_tokens=400))))
+        await until(lambda: client.stats.num_requests_running == 1)
+        os.kill(client.pid, signal.SIGSTOP)
+        os.kill(client.pid, signal.SIGCONT)
+        assert (await task)[-1].finish_reason is FinishReason.LENGTH
+
+    run(scenario)

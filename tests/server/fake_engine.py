@@ -27,6 +27,8 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% 
 
 CRASH = b"!crash"  # in a prompt: step() raises
 HANG = b"!hang"  # in a prompt: step() never ends
+LABOUR = b"!labour"  # in a prompt: a step takes LABOUR_SECONDS, and kernels make progress meanwhile
+LABOUR_SECONDS = 2.0
 REFUSE = b"!refuse"  # in a prompt: submit() refuses
 SAY, END = b"!say ", b"!end"  # in a prompt: the text between the last two is the answer, and then the sequence ends
 FAIL = b"!fail"  # in a prompt: this request alone ends with an error, after two tokens
@@ -95,6 +97,7 @@ class FakeEngine:
             memory_table=[("KV cache", f"{NUM_BLOCKS} blocks")],
             warnings=["this engine only echoes"],
         )
+        self._pulse = pulse
         self._step_seconds = step_seconds
         self._running: dict[str, _Running] = {}
         self._stats = EngineStats(num_blocks=NUM_BLOCKS)
@@ -131,6 +134,12 @@ class FakeEngine:
     def close(self) -> None:
         self.closed = True
 
+    def _labour(self) -> None:
+        assert self._pulse is not None
+        for _ in range(20):
+            time.sleep(LABOUR_SECONDS / 20)
+            self._pulse.kernel_counter[0] += 1
+
     @staticmethod
     def _prompt(request: Request) -> bytes:
         return bytes(t for t in request.prompt_token_ids if t < 256)
@@ -142,6 +151,8 @@ class FakeEngine:
             raise RuntimeError("crashed on purpose")
         while HANG in prompt:
             pass
+        if LABOUR in prompt:
+            self._labour()
         output = RequestOutput(request_id=request.request_id)
         if params.prompt_logprobs is not None and running.num_scored < len(request.prompt_token_ids):
             # In pieces of two, the last one with the first token.

@@ -16,7 +16,16 @@ import openai
 import pytest
 
 from tests.server.fake_engine import CRASH, MODEL_NAME
-from tests.server.harness import ENVIRONMENT, ROOT, ServerProcess, children_of, metric, openai_client, wait_until
+from tests.server.harness import (
+    ENVIRONMENT,
+    ROOT,
+    ServerProcess,
+    children_of,
+    fake_server,
+    metric,
+    openai_client,
+    wait_until,
+)
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -201,3 +210,10 @@ def test_a_signal_while_the_model_loads_ends_the_server_cleanly() -> None:
     assert popen.returncode == 0
     assert output == b""
     assert is_gone(engine)
+
+
+def test_a_server_that_may_not_restart_its_engine_ends_with_it() -> None:
+    for server in fake_server(flags=["--max-engine-restarts", "0"]):
+        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": CRASH.decode()}).status_code == 500
+        assert server.popen.wait(5) == 1
+        assert "the engine failed 1 times in a row: the server ends" in server.log

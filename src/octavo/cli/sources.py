@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo.cli.parser import Parser
 
 PREFIX = "OCTAVO_"
+NO_FLAGS = (*KEY_VARIABLES, "OCTAVO_FAULT")  # read elsewhere: keys where they are checked, the fault in csrc/fault.h
 CONFIG_FLAG = "--config"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIG_NODES = 10_000
@@ -42,8 +43,8 @@ def read_environment(
     given: dict[str, Given] = {}
     warnings = []
     for variable, text in sorted(environment.items()):
-        if not variable.startswith(PREFIX) or variable in KEY_VARIABLES or not text:
-            continue  # keys are read where they are checked, and in other commands are of a server that is asked
+        if not variable.startswith(PREFIX) or variable in NO_FLAGS or not text:
+            continue
         name = variable.removeprefix(PREFIX).lower().replace("_", "-")
         action = parser.action_of(name)
         if action is None or variable != variable_of(name):

@@ -50,6 +50,6 @@ class EngineUnavailableError(OctavoError):
     retry_after: seconds after which it may help to ask again; None if this server is going to end.
     """
 
-    def __init__(self, message: str, retry_after: float | None) -> None:
+    def __init__(self, message: str, retry_after: int | None) -> None:
         super().__init__(message)
         self.retry_after = retry_after

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 from octavo.core.clock import Clock
@@ -118,10 +119,8 @@ class EngineSupervisor:
         if self._stopping:
             raise EngineUnavailableError("the server is stopping: ask again when it is back", None)
         if not self.is_alive:
-            wait = max(1.0, self._back_at - self._clock.now())
-            raise EngineUnavailableError(
-                f"the engine died and is being started again: ask again in about {wait:.0f} s", wait
-            )
+            wait = max(1, math.ceil(self._back_at - self._clock.now()))
+            raise EngineUnavailableError(f"the engine died and is being started again: ask again in {wait} s", wait)
 
     async def _connect(self, process: EngineProcess) -> EngineClient:
         began = self._clock.now()
@@ -147,7 +146,7 @@ class EngineSupervisor:
             delay = min(LONGEST_DELAY, FIRST_DELAY * 2 ** (self._num_failures - 1)) if self._num_failures else 0.0
             self._num_failures += 1
             self._back_at = self._clock.now() + delay + self._load_seconds
-            logger.info("the engine is started again in %g s", delay)
+            logger.info("the engine is started again%s", f" in {delay:g} s" if delay else "")
             await self._sleep(delay)
             try:
                 client = await self._connect(self._launch())

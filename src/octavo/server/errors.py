@@ -5,7 +5,6 @@ Knows which status an octavo error means; nothing else of HTTP.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -87,8 +86,7 @@ class ApiError(Exception):
                 return cls(500, str(error), code="engine_dead")
             case EngineUnavailableError(retry_after=None):
                 return cls(503, str(error), code="stopping", headers={"Connection": "close"})
-            case EngineUnavailableError():
-                seconds = math.ceil(error.retry_after or 0)
+            case EngineUnavailableError(retry_after=seconds):
                 return cls(503, str(error), code="engine_unavailable", headers={"Retry-After": str(seconds)})
             case _:
                 return cls(500, "octavo failed on this request; the server's log says why", code="internal_error")

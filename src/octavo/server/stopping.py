@@ -49,4 +49,6 @@ class Stopping:
         while engine.num_requests and not self.at_once.is_set() and now() < deadline:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.at_once.wait(), LOOK_SECONDS)
+        if engine.num_requests:
+            logger.info("stopping: %d running requests are aborted", engine.num_requests)
         return 0.0 if self.at_once.is_set() else max(0.0, deadline - now())
