@@ -117,12 +117,12 @@ LONG_REPLY = (  # a request for 20,000 tokens in one reply of megabytes, after w
 )
 
 
-def read_slowly(sock: socket.socket) -> bytes:
-    """All that comes until the server closes, at about a megabyte and a half a second."""
+def read_slowly(sock: socket.socket, bytes_a_second: float = 1.5e6) -> bytes:
+    """All that comes until the server closes, at about that speed."""
     received = b""
     while chunk := sock.recv(1 << 16):
         received += chunk
-        time.sleep(len(chunk) / 1.5e6)
+        time.sleep(len(chunk) / bytes_a_second)
     return received
 
 
