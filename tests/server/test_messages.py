@@ -452,6 +452,16 @@ def test_an_engine_that_dies_is_an_error_event_at_once(own_server: ServerProcess
             stream.until_done()
 
 
+def test_a_server_that_stops_says_so_and_not_that_the_message_is_whole() -> None:
+    messages: Any = [{"role": "user", "content": "x"}]
+    for process in fake_server(0.005, flags=["--shutdown-timeout", "0"]):
+        with client_of(process).messages.stream(model=MODEL_NAME, max_tokens=900, messages=messages) as stream:
+            next(iter(stream))
+            process.popen.send_signal(signal.SIGTERM)
+            with pytest.raises(anthropic.APIStatusError, match=r"overloaded_error.*server is stopping"):
+                stream.until_done()
+
+
 def test_after_all_this_nothing_runs_and_nothing_went_wrong(hermes_server: ServerProcess) -> None:
     assert metric(hermes_server, "num_requests_running") == 0
     assert metric(hermes_server, "kv_cache_usage_perc") == 0

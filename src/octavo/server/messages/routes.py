@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.core.errors import InvalidRequestError
-from octavo.core.records import RequestOutput
+from octavo.core.records import FinishReason, RequestOutput
 from octavo.server.answer import Answer
 from octavo.server.chat import prompt_text, start_chat
 from octavo.server.errors import ANTHROPIC_PATH, ApiError
@@ -136,6 +136,8 @@ class _Message:
                 yield b"".join(map(_frame, events))
 
     def _block_events(self, text: str, output: RequestOutput) -> list[BlockEvent]:
+        if output.finish_reason is FinishReason.ABORT:  # Anthropic has no reason for a stop like that
+            raise ApiError(503, "the request was aborted before its end: the server is stopping", code="stopping")
         is_last = output.finish_reason is not None
         events = self._blocks.write(self._answer.events(text, is_last=is_last, num_tokens=len(output.token_ids)))
         return events + self._blocks.finish() if is_last else events
