@@ -5,7 +5,7 @@ Shared by every route that generates; knows nothing of reply shapes or HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 import msgspec
@@ -21,11 +21,20 @@ from octavo.server.replies import PromptTokensDetails, Usage
 class Generation:
     """A submitted request. Iterate `pieces` once; `usage` and the counts grow as it goes.
 
-    interval: tokens that a piece waits for, unless it is the first or the last.
+    interval: tokens that a piece waits for, unless it is the first or the last. on_end: called by `abort`, with which
+    the life of each ends.
     """
 
-    def __init__(self, client: EngineSupervisor, metrics: Metrics, request: Request, interval: int = 1) -> None:
+    def __init__(
+        self,
+        client: EngineSupervisor,
+        metrics: Metrics,
+        request: Request,
+        interval: int = 1,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self.request = request
+        self._on_end = on_end
         self._interval = interval
         self.num_output_tokens = 0
         self.num_cached_tokens = 0
@@ -65,6 +74,7 @@ class Generation:
 
     def abort(self) -> None:
         self._stream.abort()
+        self._on_end()
 
 
 def _joined(first: RequestOutput, second: RequestOutput) -> RequestOutput:

@@ -21,6 +21,7 @@ from octavo.core.records import ReasoningTags, Request, StructuredOutputs
 from octavo.engine.frontend import Frontend
 from octavo.engine.grammar_check import GrammarChecker
 from octavo.engine.supervisor import EngineSupervisor
+from octavo.server.alternatives import Alternatives
 from octavo.server.errors import ApiError
 from octavo.server.gate import LoadCounter
 from octavo.server.generation import Generation
@@ -62,6 +63,7 @@ class Service:
         self.stats_log = StatsLog(client, self.metrics, clock) if self.settings.log_stats else None
         self.created = int(time.time())
         self._num_requests = itertools.count()
+        self.alternatives = Alternatives(frontend.info.vocab_size)
         self.given_template_turn = asyncio.Lock()  # one request's own template at a time: others need threads too
         self._checker: GrammarChecker | None = None
 
@@ -129,8 +131,8 @@ class Service:
         return None if name is None else self.frontend.reasoning_behind(token_ids, REASONING_PARSERS[name])
 
     def submit(self, requests: Sequence[Request], labels: Mapping[str, Any] | None = None) -> list[Generation]:
-        """All of `requests` submitted, or none. Raises what `EngineSupervisor.generate` raises, and ApiError 503 if too
-        many wait. labels: for the log."""
+        """All of `requests` submitted, or none. Raises what `EngineSupervisor.generate` raises, ApiError 503 if too
+        many wait, and what `Alternatives.take` raises. labels: for the log."""
         limit, in_flight = self.settings.max_num_queued_reqs, self.client.num_requests
         if limit is not None and in_flight + len(requests) > limit:
             raise ApiError(
@@ -142,15 +144,19 @@ class Service:
         if self.stats_log is not None:
             self.stats_log.work_begins()
         generations: list[Generation] = []
+        give_back = self.alternatives.take(requests)
         try:
-            for request in requests:
+            for request, on_end in zip(requests, give_back, strict=True):
                 if self.settings.log_requests:
                     prompt = self.frontend.detokenize(request.prompt_token_ids)
                     log_request(request, prompt, self.settings.max_log_len, labels or {})
-                generations.append(Generation(self.client, self.metrics, request, self.settings.stream_interval))
+                interval = self.settings.stream_interval
+                generations.append(Generation(self.client, self.metrics, request, interval, on_end))
         except Exception:
             for generation in generations:
                 generation.abort()
+            for give in give_back:
+                give()
             raise
         return generations
 
