@@ -167,6 +167,19 @@ def test_a_file_that_cannot_be_one_is_refused(config: Path, capsys: pytest.Captu
     assert "is not YAML" in capsys.readouterr().err
 
 
+def test_the_file_of_a_server_serves_other_commands_too(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("port: 9000\napi-key: [a, b]\nmax-model-len: 2K\n")
+    args = make_parser("chat").parse_args(["--config", str(config)])
+    assert (args.max_model_len, args.api_key, args.notes) == (2048, None, [])
+    config.write_text("temperature: 0.5\n")
+    assert make_parser("chat").parse_args(["--config", str(config)]).temperature == 0.5
+    for command, text in (("serve", "temperature: 0.5"), ("chat", "prot: 9000")):
+        config.write_text(text)
+        with pytest.raises(SystemExit):
+            make_parser(command).parse_args(["--config", str(config)])
+        assert "is no flag" in capsys.readouterr().err
+
+
 def test_commands_without_an_engine_have_no_config_file(config: Path) -> None:
     assert "config" in make_parser("serve").flag_names()
     assert "config" not in make_parser("pull").flag_names()

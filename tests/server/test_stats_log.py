@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.core.records import EngineStats
+from octavo.server.logs import request_id
 from octavo.server.stats_log import StatsLog
 
 
@@ -45,7 +46,14 @@ async def until(condition: Any) -> None:
 
 
 def test_while_there_is_work_there_are_lines_and_then_nothing_wakes_up(caplog: pytest.LogCaptureFixture) -> None:
+    ids: list[str | None] = []
+
+    def see(record: logging.LogRecord) -> bool:
+        ids.append(request_id.get())
+        return True
+
     async def scenario() -> None:
+        request_id.set("of the first request")
         parts = Parts()
         assert parts.sleeps
         parts.log.work_begins()
@@ -73,9 +81,14 @@ def test_while_there_is_work_there_are_lines_and_then_nothing_wakes_up(caplog: p
         parts.metrics.generation_tokens = 51
         await until(lambda: len(caplog.records) > lines)
         await until(lambda: parts.sleeps)
+        assert set(ids) == {None}
 
-    with caplog.at_level(logging.INFO, logger="octavo.stats"):
-        asyncio.run(scenario())
+    logging.getLogger("octavo.stats").addFilter(see)
+    try:
+        with caplog.at_level(logging.INFO, logger="octavo.stats"):
+            asyncio.run(scenario())
+    finally:
+        logging.getLogger("octavo.stats").removeFilter(see)
 
 
 def test_a_request_that_stalls_keeps_its_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -173,6 +173,7 @@ def _parser(name: str, text: str, command: Command) -> Parser:
         common=command.common,
         with_config=with_config,
         is_known_elsewhere=_is_flag_of_any,
+        shares_file_with=None if name == "serve" else lambda: make_parser("serve"),
     )
     command.add_flags(parser)
     return parser

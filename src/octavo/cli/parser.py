@@ -40,15 +40,18 @@ class Parser(argparse.ArgumentParser):
         with_config: bool = False,
         environment: Mapping[str, str] | None = None,
         is_known_elsewhere: Callable[[str], bool] = lambda name: False,
+        shares_file_with: Callable[[], Parser] | None = None,
         **options: Any,
     ) -> None:
         """common: names of flags that the short help shows, all if there are none; with_config: there is --config, and
-        vLLM's flags are known; is_known_elsewhere: whether another command has a flag of this name."""
+        vLLM's flags are known; is_known_elsewhere: whether another command has a flag of this name; shares_file_with:
+        the parser of a command whose flags the file may have too."""
         super().__init__(**options, allow_abbrev=False, add_help=False, formatter_class=_Formatter)
         self.register("action", "append", Repeated)
         self._common = common
         self._environment = os.environ if environment is None else environment
         self._is_known_elsewhere = is_known_elsewhere
+        self._shares_file_with = shares_file_with
         self._with_config = with_config
         self.add_argument("-h", "--help", action=_Help, nargs="?", metavar="GROUP", help="show this, a group, or all")
         if with_config:
@@ -104,6 +107,13 @@ class Parser(argparse.ArgumentParser):
         if self._with_config and spelling not in self._option_string_actions and name in vllm_flags():
             add_vllm_flag(self, vllm_flags()[name])
         return self._option_string_actions.get(spelling)
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether a file's flag of this name is meant for the command that the file is shared with."""
+        if self._shares_file_with is None:
+            return False
+        ours = self.action_of(name)  # a key is never ours: there it says who may ask, here whom to be
+        return (ours is None or ours.dest == "api_key") and self._shares_file_with().action_of(name) is not None
 
     def convert(self, action: argparse.Action, texts: list[str]) -> Any:
         """What the command line would have made of `texts`. Raises ConfigError without saying where they are from."""

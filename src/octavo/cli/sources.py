@@ -92,6 +92,8 @@ def read_config(parser: Parser, path: str) -> dict[str, Given]:
     for key, node in root.value:
         where = f"{path}, line {key.start_mark.line + 1}: {shorten(str(key.value))}"
         name = str(key.value).replace("_", "-") if isinstance(key, yaml.ScalarNode) else ""
+        if parser.leaves_out(name):
+            continue
         action = parser.action_of(name)
         if action is None or action.dest == argparse.SUPPRESS or name == CONFIG_FLAG[2:]:
             near = parser.nearest(name)

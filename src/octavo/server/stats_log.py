@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import Context
 from typing import NamedTuple
 
 from octavo.core.clock import Clock
@@ -37,7 +38,8 @@ class StatsLog:
     def work_begins(self) -> None:
         """To be called with each request."""
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(self._totals()))
+            # A context of its own: the line is not about the request that happens to be the first.
+            self._task = asyncio.create_task(self._run(self._totals()), context=Context())
 
     async def _run(self, before: _Totals) -> None:
         while True:
