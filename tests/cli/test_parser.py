@@ -56,6 +56,8 @@ def test_keys_of_json_may_be_told_one_by_one() -> None:
 
 def test_a_key_inside_of_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no JSON object" in refusal(capsys, "--hf-overrides.a", "1", "--hf-overrides.a.b", "2")
+    assert "--hf-overrides.a: expected one argument" in refusal(capsys, "--hf-overrides.a")
+    assert "--config  cannot be read" in refusal(capsys, "--config=")
 
 
 def test_the_namespace_knows_what_the_command_line_named() -> None:

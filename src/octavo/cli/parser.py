@@ -145,9 +145,9 @@ class Parser(argparse.ArgumentParser):
     def help_about(self, topic: str | None) -> str:
         """What --help=TOPIC shows. Raises ConfigError for what is neither a group nor a part of a flag's name."""
         groups = [group for group in self._action_groups if _shown(group._group_actions)]
-        if topic == "all" or (topic is None and not self._common):
+        if topic == "all" or not (topic or self._common):
             return self._help(groups)
-        if topic is None:
+        if not topic:
             return self._short_help(groups)
         wanted = topic.lower().lstrip("-").replace("_", "-")
         for group in groups:
@@ -193,7 +193,10 @@ class Parser(argparse.ArgumentParser):
             self.action_of(name.removeprefix("no-"))
             action = self.action_of(name)
             if dot and key and action is not None and (action.type is json_object or name in vllm_flags()):
-                _put(dotted.setdefault(f"--{name}", {}), key.split("."), text if equals else next(words, ""))
+                value = text if equals else next(words, None)
+                if value is None:
+                    raise ConfigError(f"argument {head}: expected one argument")
+                _put(dotted.setdefault(f"--{name}", {}), key.split("."), value)
             elif equals and action is not None and action.nargs == 0 and text.lower() in SWITCH_WORDS:
                 result += self._switched(action, name, SWITCH_WORDS[text.lower()])
             else:
@@ -215,7 +218,9 @@ class Parser(argparse.ArgumentParser):
         """By destination what the environment and the config file say, and warnings."""
         given, notes = read_environment(self, self._environment, self._is_known_elsewhere)
         named = given.pop(CONFIG_FLAG[2:], None)
-        path = _config_path(argv) or (None if named is None else named.value)
+        path = _config_path(argv)
+        if path is None and named is not None:
+            path = named.value
         if path is None or not self._with_config:
             return given, notes
         told = given.keys() | ({"api_key"} if any(self._environment.get(name) for name in KEY_VARIABLES) else set())
