@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -137,6 +138,36 @@ def test_the_next_turn_of_a_response_finds_its_conversation_in_the_cache(octavo_
     # The answer too: its tokens are those that the conversation is made of again.
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
     assert second.output_text != first.output_text
+
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather in a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Bern", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_a_response_can_be_made_to_call(octavo_server: ServerProcess, choice: Any) -> None:
+    client, name = openai_client(octavo_server), model_name(octavo_server)
+    asked: dict[str, Any] = {"model": name, "input": "How is the weather?", "max_output_tokens": 80, "temperature": 0}
+    whole = client.responses.create(tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False, **asked)
+    (call,) = whole.output
+    assert (call.type, call.status, whole.status) == ("function_call", "completed", "completed")
+    assert json.loads(call.arguments)["city"] in ("Bern", "Rome")
+    with client.responses.stream(tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False, **asked) as stream:
+        (streamed,) = stream.get_final_response().output
+    assert streamed.type == "function_call"
+    assert streamed.arguments == call.arguments
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "12 degrees"}
+    assert client.responses.create(**{**asked, "input": [result]}, previous_response_id=whole.id).output_text
 
 
 class Person(BaseModel):

@@ -240,11 +240,11 @@ def _owner(http: HttpRequest) -> bytes:
 def _find(service: Service, response_id: str, owner: bytes, param: str | None = None) -> StoredResponse:
     stored = service.responses.get(response_id, owner)
     if stored is None:
+        remedy = "" if param is None else ": send the whole conversation as input"
         raise ApiError(
             404,
             f"there is no response {shorten(response_id)!r} here: it never was, was made with store=false, or was "
-            f"deleted or evicted since (the last {service.responses.max_responses:,} are kept): send the whole "
-            "conversation as input",
+            f"deleted or evicted since (the last {service.responses.max_responses:,} are kept){remedy}",
             param,
             "response_not_found",
         )
