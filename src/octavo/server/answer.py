@@ -125,9 +125,7 @@ class Answer:
         """
         if self._names_function:
             return reason
-        if reason is FinishReason.STOP and self._calls and self._tools is not None and self._tools.last_is_whole:
-            return "tool_calls"
-        return reason
+        return "tool_calls" if reason is FinishReason.STOP and self.last_call_is_whole else reason
 
     def _events(self, text: str, is_last: bool) -> list[Event]:
         events: list[Event] = [Content(text)] if text else []

@@ -16,7 +16,7 @@ from octavo.server.protocol import ChatBody
 
 LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` may name
 
-# Fields of OpenAI's API and vLLM's extras that are refused -> the values that ask for nothing.
+# Fields of OpenAI's API, vLLM's extras and chat's names of others that are refused -> the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "background_options": (),
@@ -24,6 +24,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "conversation": (),
     "enable_response_messages": (False,),
     "image": (),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "max_tokens": (),
+    "messages": (),
     "mm_processor_kwargs": (),
     "moderation": (),
     "previous_input_messages": (),
@@ -32,6 +36,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_cache_options": ({},),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "request_id": (),
+    "response_format": (),
     "vllm_xargs": ({},),
 }
 # Fields that mean in a chat request what they mean here.
@@ -87,6 +92,7 @@ _VALUES = {
     "text.verbosity": ("medium",),
     "truncation": ("disabled", "auto"),
 }
+_TOOL_CHOICES = ("none", "auto", "required")
 _FORMATS = {"text": (), "json_object": (), "json_schema": ("name", "description", "schema", "strict")}
 _TOOL_FIELDS = ("name", "description", "parameters", "strict")
 
@@ -268,6 +274,12 @@ def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _chat_tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
     if isinstance(choice, str):
+        if choice not in _TOOL_CHOICES:
+            raise InvalidRequestError(
+                f"tool_choice is {shorten(repr(choice))}; it must be one of {', '.join(_TOOL_CHOICES)}, or "
+                '{"type": "function", "name": ...}',
+                "tool_choice",
+            )
         return choice
     kind = choice.get("type")
     if kind != "function":
