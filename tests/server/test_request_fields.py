@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from octavo.server.protocol import ChatBody, CompletionBody
-from octavo.server.reading import UNSUPPORTED
+from octavo.server.reading import INSTEAD, UNSUPPORTED
 from tests.server.fake_engine import MODEL_NAME
 from tests.server.harness import ServerProcess, fake_server, openai_client
 
@@ -280,3 +283,55 @@ def test_both_values_of_spaces_between_special_tokens_ask_for_what_is_done_anywa
 def test_every_parameter_of_the_openai_package_is_known() -> None:
     assert set(ChatBody.__struct_fields__) | set(UNSUPPORTED) >= ChatParams
     assert set(CompletionBody.__struct_fields__) | set(UNSUPPORTED) >= CompletionParams
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "requests.md"
+
+
+def test_the_document_lists_every_field_and_where_it_works() -> None:
+    fields = {
+        "both": set(ChatBody.__struct_fields__) & set(CompletionBody.__struct_fields__),
+        "chat": set(ChatBody.__struct_fields__) - set(CompletionBody.__struct_fields__),
+        "completions": set(CompletionBody.__struct_fields__) - set(ChatBody.__struct_fields__),
+    }
+    table = DOCUMENT.read_text().split("## What works")[1].split("##")[0]
+    listed: dict[str, list[str]] = {where: [] for where in fields}
+    for names, where in re.findall(r"^\| (`.*?`) \| (\w+) \|", table, re.MULTILINE):
+        listed[where] += re.findall(r"`(\w+)`", names)
+    assert {where: sorted(names) for where, names in listed.items()} == {w: sorted(n) for w, n in fields.items()}
+
+
+def test_the_document_lists_every_refused_field_with_its_harmless_values() -> None:
+    def row(name: str, harmless: tuple[Any, ...]) -> str:
+        values = [json.dumps(value) for value in harmless if isinstance(value, str | int | list | dict)]
+        shown = ", ".join(f"`{value}`" for value in values) or ("any value" if harmless else "none")
+        where = "completions" if name in ChatBody.__struct_fields__ else "both"
+        return f"| `{name}` | {where} | {shown} | {INSTEAD.get(name, '')} |"
+
+    table = DOCUMENT.read_text().split("## What is refused")[1].split("##")[0]
+    listed = [line for line in table.splitlines() if line.startswith("| `")]
+    assert listed == [row(name, harmless) for name, harmless in sorted(UNSUPPORTED.items())]
+
+
+NASTY = [
+    *(None, True, -1, 0, 1, 7, 2**31, 2**63, 2**70, -(2**70), 0.5, -0.0, 1e308, "", "x", "\ud800", "\0", "x" * 5000),
+    *([], [[]], [None], [-1], [2**40], [""], ["\ud800"], ["x", 1], [{}], {}, {"": ""}, {"x": None}, {"1": 1e300}),
+    *({"1": -(2**70)}, {"type": "text"}, {"type": []}, {"max_pattern_size": 2**70}, [[[[[[]]]]]], "{{ x }}"),
+]
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+def test_no_value_of_any_field_makes_the_server_fail(flagged_server: ServerProcess, route: str) -> None:
+    body = CompletionBody if route == "completions" else ChatBody
+    names = {*body.__struct_fields__, *UNSUPPORTED} - {"stream"}
+    required = {"prompt": "abc"} if route == "completions" else {"messages": USER}
+    with httpx.Client(base_url=f"{flagged_server.url}/v1/", timeout=20) as http:
+        for name in sorted(names):
+            for value in NASTY:
+                content = json.dumps({"max_tokens": 1, "ignore_eos": True, **required, name: value})
+                reply = http.post(route, content=content)
+                assert reply.status_code in (200, 400, 404), (name, value, reply.text)
+                if reply.status_code == 400 and not content.count("\\ud800"):
+                    param = reply.json()["error"]["param"]
+                    assert param is None or param.startswith(name.split("_")[0]), (name, value, reply.text)
+    assert "Traceback" not in flagged_server.log
