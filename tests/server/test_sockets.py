@@ -218,6 +218,13 @@ def test_a_path_that_can_be_no_socket_is_refused(tmp_path: Path, name: str) -> N
         pass
 
 
+def test_no_reply_waits_for_an_ack() -> None:
+    with listen("127.0.0.1", 0) as sock, socket.create_connection(sock.getsockname()):
+        accepted, _ = sock.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_addresses_are_written_as_urls() -> None:
     with listen("127.0.0.1", 0) as sock:
         assert address(sock, tls=True) == f"https://127.0.0.1:{sock.getsockname()[1]}"

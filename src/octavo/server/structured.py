@@ -56,7 +56,16 @@ class StructuredFields(msgspec.Struct, kw_only=True):
             raise InvalidRequestError(
                 f"{' and '.join(given)} both say what the output must look like: send one", given[1]
             )
-        return forms[given[0]] if given else None
+        if not given:
+            return None
+        form = forms[given[0]]
+        try:
+            msgspec.msgpack.encode(form)
+        except OverflowError:
+            raise InvalidRequestError(
+                f"{given[0]} has a whole number beyond 64 bits: use a smaller one, or 1e20", given[0]
+            ) from None
+        return form
 
     def _guided(self) -> StructuredOutputs | None:
         fields = {new: getattr(self, old) for old, new in _GUIDED.items() if getattr(self, old) is not None}
