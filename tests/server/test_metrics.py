@@ -200,6 +200,23 @@ def test_requests_that_a_killed_engine_loses_are_errors_and_totals_stay(own_serv
     assert after["num_requests_running"] == after["kv_cache_usage_perc"] == 0
 
 
+def test_totals_go_on_where_a_killed_engine_left_them() -> None:
+    with server([sys.executable, "-m", "octavo", "serve", "--port", "0", "--max-model-len", "128"]) as process:
+        body = {"prompt": list(range(2000, 2040)), "max_tokens": 1}
+        for life in (1, 2, 3):
+            assert [post(process, body)["usage"]["prompt_tokens"] for _ in "12"] == [40, 40]
+            seen = scrape(process)
+            assert seen["prefix_cache_queries_total"] == seen["prompt_tokens_total"] == 80 * life
+            assert seen["prefix_cache_hits_total"] == seen["prompt_tokens_cached_total"] == 32 * life  # anew in each
+            assert seen["iteration_tokens_total_sum"] == 48 * life
+            assert seen["request_success_total{length}"] == 2 * life
+            os.kill(process.engine_pid(), signal.SIGKILL)
+            wait_until(lambda: httpx.get(f"{process.url}/health").status_code == 503)
+            assert scrape(process)["prefix_cache_queries_total"] == 80 * life
+            wait_until(lambda: httpx.get(f"{process.url}/health").status_code == 200)
+            assert scrape(process)["prefix_cache_hits_total"] == 32 * life
+
+
 def test_times_of_the_engine_are_its_own_and_not_the_readers(own_server: ServerProcess) -> None:
     with httpx.stream(
         "POST", f"{own_server.url}/v1/completions", json={"prompt": "ab", "max_tokens": 20, "stream": True}
