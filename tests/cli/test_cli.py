@@ -82,8 +82,11 @@ def test_every_engine_flag_reaches_the_configuration() -> None:
     )
     default = EngineConfig()
     names = [field.name for field in dataclasses.fields(EngineConfig)]
-    # A revision goes with a hub name only, and is gone when the model has been found.
-    assert [name for name in names if getattr(expected, name) == getattr(default, name)] == ["revision"]
+    # Revisions go with hub names only, and are gone when the model has been found.
+    assert [name for name in names if getattr(expected, name) == getattr(default, name)] == [
+        "revision",
+        "tokenizer_revision",
+    ]
     found = config_of(
         *(MODEL, "--served-model-name=m", "--tokenizer", MODEL, "--download-dir=d", "--dtype=half", "-q", "q4_k"),
         *("--hf-overrides", '{"a": {"b": 1}}', "--generation-config=vllm"),

@@ -54,6 +54,28 @@ def test_a_tokenizer_of_the_hub_has_a_revision_of_its_own_and_needs_no_weights(
     assert (located.model, located.tokenizer) == (str(tmp_path / "a/model"), str(tmp_path / "b/tokenizer"))
 
 
+def test_a_tokenizer_may_have_a_revision_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, str | None, bool]] = []
+
+    def fetch(name: str, revision: str | None, folder: str | None, *, tokenizer_only: bool) -> Path:
+        asked.append((name, revision, tokenizer_only))
+        return tmp_path
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    located = locate_model(EngineConfig("a/model", revision="v2", tokenizer_revision="v3"))
+    assert asked == [("a/model", "v2", False), ("a/model", "v3", True)]
+    assert (located.tokenizer, located.tokenizer_revision) == (str(tmp_path), None)
+    asked.clear()
+    locate_model(EngineConfig("a/model", tokenizer="b/other", tokenizer_revision="v3"))
+    assert asked == [("a/model", None, False), ("b/other", "v3", True)]
+    asked.clear()
+    locate_model(EngineConfig("a/model", revision="v2", tokenizer_revision="v2"))
+    assert asked == [("a/model", "v2", False)]
+    for model in (str(tmp_path), None):
+        with pytest.raises(ConfigError, match="leave --tokenizer-revision out"):
+            locate_model(EngineConfig(model, tokenizer_revision="v3"))
+
+
 @pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/model", ""])
 def test_a_path_that_cannot_be_is_one_clear_line(name: str) -> None:
     with pytest.raises(ModelFileError, match=r"check the path|does not exist"):

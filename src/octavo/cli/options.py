@@ -35,6 +35,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional: bool = True
     )
     flag("--tokenizer", metavar="MODEL", help="take the tokenizer from these files or this repository")
     flag("--revision", metavar="NAME", help="branch, tag or commit of the model's hub repository (main)")
+    flag("--tokenizer-revision", metavar="NAME", help="the same of the tokenizer; default: the model's")
     flag("--download-dir", metavar="FOLDER", help="where downloads are kept; default: HF_HOME's cache")
     flag("--dtype", choices=DTYPES, help="of weights that are floats; auto: as they come (auto)")
     flag(

@@ -34,6 +34,7 @@ class EngineConfig:
     served_model_name: str | tuple[str, ...] | None = None  # or a list; the first name is the one in replies
     tokenizer: str | None = None  # where the tokenizer is, if not with the model
     revision: str | None = None  # of a hub repository
+    tokenizer_revision: str | None = None  # of the tokenizer's, or of the model's for the tokenizer only
     download_dir: str | None = None
     dtype: str = "auto"  # of float weights
     quantization: str | None = None
@@ -79,7 +80,15 @@ class EngineConfig:
             if not isinstance(names, list | tuple) or not names or not all(isinstance(n, str) and n for n in names):
                 raise ConfigError(f"--served-model-name is {self.served_model_name!r}; it must be one or several names")
             object.__setattr__(self, "served_model_name", names[0] if len(names) == 1 else tuple(names))
-        for name in ("model", "tokenizer", "revision", "download_dir", "isa", "generation_config"):
+        for name in (
+            "model",
+            "tokenizer",
+            "revision",
+            "tokenizer_revision",
+            "download_dir",
+            "isa",
+            "generation_config",
+        ):
             text = getattr(self, name)
             if not isinstance(text, str) and (text is not None or name == "generation_config"):
                 raise ConfigError(f"--{name.replace('_', '-')} is {text!r}; it must be text")

@@ -23,8 +23,8 @@ NOTHING = ("", "none", "null", "false", "{}", "[]", "()")  # values that ask for
 
 # vLLM's flags that octavo has under the same name.
 WORKS = (
-    "model tokenizer served-model-name dtype quantization revision download-dir hf-overrides generation-config "
-    "override-generation-config max-model-len block-size kv-cache-dtype enable-prefix-caching gpu-memory-utilization "
+    "model tokenizer tokenizer-revision served-model-name dtype quantization revision download-dir hf-overrides "
+    "generation-config override-generation-config max-model-len block-size kv-cache-dtype enable-prefix-caching gpu-memory-utilization "
     "kv-cache-memory-bytes num-gpu-blocks-override max-num-batched-tokens max-num-seqs long-prefill-token-threshold "
     "seed host port uds root-path disable-fastapi-docs enable-auto-tool-choice tool-call-parser reasoning-parser "
     "api-key ssl-certfile ssl-keyfile ssl-ca-certs ssl-cert-reqs allowed-origins allowed-methods allowed-headers "
@@ -71,12 +71,6 @@ _TABLE: tuple[tuple[str, Verdict, str, str], ...] = (
         REFUSED,
         "everybody on this machine can see it there: set the environment's HF_TOKEN",
         "hf-token?=true",
-    ),
-    (
-        "model",
-        REFUSED,
-        "download that revision of the tokenizer and give its folder to --tokenizer",
-        "tokenizer-revision",
     ),
     (
         "model",

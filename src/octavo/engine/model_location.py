@@ -26,9 +26,14 @@ def locate_model(config: EngineConfig) -> EngineConfig:
             f"--revision is {config.revision!r}, but {model} is on this machine and has none: leave it out, or "
             "name a repository of the hub (org/name)"
         )
-    tokenizer = None if config.tokenizer is None else _locate_tokenizer(config.tokenizer, config)
+    named = config.tokenizer
+    if named is None and config.tokenizer_revision not in (None, config.revision):
+        named = config.model or str(model)
+    tokenizer = None if named is None else _locate_tokenizer(named, config)
     name = config.served_model_name or _name(config.model, model)
-    return replace(config, model=str(model), tokenizer=tokenizer, served_model_name=name, revision=None)
+    return replace(
+        config, model=str(model), tokenizer=tokenizer, served_model_name=name, revision=None, tokenizer_revision=None
+    )
 
 
 def builtin_model() -> Path:
@@ -44,9 +49,12 @@ def builtin_model() -> Path:
 
 def _locate_tokenizer(named: str, config: EngineConfig) -> str:
     # --revision is the model's.
-    revision = config.revision if named == config.model else None
+    revision = config.tokenizer_revision or (config.revision if named == config.model else None)
     try:
-        return str(_local(named) or _fetched(named, revision, config, tokenizer_only=True))
+        local = _local(named)
+        if local is not None and config.tokenizer_revision is not None:
+            raise ConfigError(f"{local} is on this machine and has no revision: leave --tokenizer-revision out")
+        return str(local or _fetched(named, revision, config, tokenizer_only=True))
     except (ConfigError, ModelFileError) as error:
         raise type(error)(f"--tokenizer: {error}") from error
 
