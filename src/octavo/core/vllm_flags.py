@@ -24,15 +24,15 @@ NOTHING = ("", "none", "null", "false", "{}", "[]", "()")  # values that ask for
 # vLLM's flags that octavo has under the same name.
 WORKS = (
     "model tokenizer tokenizer-revision served-model-name dtype quantization revision download-dir hf-overrides "
-    "generation-config override-generation-config max-model-len block-size kv-cache-dtype enable-prefix-caching gpu-memory-utilization "
-    "kv-cache-memory-bytes num-gpu-blocks-override max-num-batched-tokens max-num-seqs long-prefill-token-threshold "
-    "seed host port uds root-path disable-fastapi-docs enable-auto-tool-choice tool-call-parser reasoning-parser "
-    "api-key ssl-certfile ssl-keyfile ssl-ca-certs ssl-cert-reqs allowed-origins allowed-methods allowed-headers "
-    "allow-credentials h11-max-incomplete-event-size h11-max-header-count enable-request-id-headers "
-    "disable-uvicorn-access-log disable-access-log-for-endpoints enable-log-requests max-log-len config "
-    "max-logprobs kv-cache-metrics kv-cache-metrics-sample chat-template chat-template-content-format response-role "
-    "default-chat-template-kwargs trust-request-chat-template ssl-ciphers max-num-queued-reqs stream-interval "
-    "disable-log-stats uvicorn-log-level shutdown-timeout"
+    "generation-config override-generation-config max-model-len block-size kv-cache-dtype enable-prefix-caching "
+    "gpu-memory-utilization kv-cache-memory-bytes num-gpu-blocks-override max-num-batched-tokens max-num-seqs "
+    "long-prefill-token-threshold seed host port uds root-path disable-fastapi-docs enable-auto-tool-choice "
+    "tool-call-parser reasoning-parser api-key ssl-certfile ssl-keyfile ssl-ca-certs ssl-cert-reqs allowed-origins "
+    "allowed-methods allowed-headers allow-credentials h11-max-incomplete-event-size h11-max-header-count "
+    "enable-request-id-headers disable-uvicorn-access-log disable-access-log-for-endpoints enable-log-requests "
+    "max-log-len config max-logprobs kv-cache-metrics kv-cache-metrics-sample chat-template "
+    "chat-template-content-format response-role default-chat-template-kwargs trust-request-chat-template ssl-ciphers "
+    "max-num-queued-reqs stream-interval disable-log-stats uvicorn-log-level shutdown-timeout"
 )
 
 # (group, verdict, what is said, flags). A flag is its name, /SHORT for another spelling, then ! for a switch, + for
