@@ -41,6 +41,12 @@ THREADS = (1, 2, 3)
 WEIGHT_TYPES = tuple(kind for kind in NATURAL_STORAGE if kind in GGML_TYPES)
 KV_DTYPES = ("float32", "float16", "bfloat16")
 MATRICES = ("token_embd", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "output")
+GRAMMARS = (
+    grammar_text(StructuredOutputs(regex="[a-e]{2,60}")),
+    grammar_text(StructuredOutputs(grammar='start: "a" | "b" start "c"')),
+    grammar_text(StructuredOutputs(json={"type": "object", "additionalProperties": {"type": "integer"}})),
+    'start: "abcdefg" "h" /[i-p]+/',  # which forces tokens
+)
 ENOUGH_SEEDS = 300  # after so many, each event must have happened
 
 MakeEngine = Callable[[EngineConfig], Engine]
@@ -117,6 +123,7 @@ def missing_events(events: Counter[str]) -> list[str]:
     wanted = ["preemption", "prefix hit", "abort while waiting", "abort while running", "chunked prefill"]
     wanted += ["several partitions in decode", "several partitions in a chunk", "prefix hit after preemption"]
     wanted += ["greedy", "sampled", "penalties", "stop string", "stop token", "end of sequence", "length"]
+    wanted += ["grammar", "end of a grammar", "preemption within a grammar"]
     wanted += ["bias", "allowed ids", "bad words", "thinking budget", "repetition", "whole vocabulary"]
     wanted += ["prompt scored", "prompt scored in pieces", "preemption of a prompt half scored"]
     wanted += ["full layers", "sliding layers", "full and sliding layers"]
@@ -262,6 +269,7 @@ def _draw_requests(rng: random.Random, model: TinyLlama, max_model_len: int, cou
             params=_draw_params(rng, model, max_tokens=rng.choice([room, rng.randint(1, room)])),
             arrival_time=0.0,
             cache_salt=rng.choice([None, None, None, "salt"]),
+            grammar=random.Random(f"grammar {prompt}").choice([None, None, None, *GRAMMARS]),
             reasoning=ReasoningTags(
                 starts=rng.choice([(), ("a", "e", "\x05", " ")]),
                 ends=rng.choice([("never to be said",), ("i", "o")]),
@@ -329,12 +337,16 @@ def _run_crowded(workload: Workload, make_engine: MakeEngine, events: Counter[st
                 events["abort while running" if answers[request_id].token_ids else "abort while waiting"] += 1
                 engine.abort(request_id)
                 aborted.add(request_id)
+        for _, constraint in engine._compiling.values():
+            constraint.ready.wait()  # how long that takes shall not decide what a seed does
         for output in engine.step():
             assert output.request_id not in aborted, "an output follows an abort"
             answers[output.request_id].add(output)
         for live in engine._live.values():
             num_scored = len(answers[live.seq.request.request_id].prompt_logprobs)
             half = 0 < num_scored < live.seq.num_prompt_tokens - 1
+            inside = live.constraint is not None and live.num_outputs > 0
+            events["preemption within a grammar"] += inside and live.seq.status is SequenceStatus.WAITING
             events["preemption of a prompt half scored"] += half and live.seq.status is SequenceStatus.WAITING
         engine.cache.check_invariants()
         assert engine.scheduler.num_running <= workload.crowded.max_num_seqs
@@ -408,6 +420,9 @@ def _count(workload: Workload, answers: dict[str, Answer], events: Counter[str])
         events["several partitions in decode"] += num_prompt + num_outputs - 1 > PARTITION and num_outputs > 1
         params = request.params
         events["greedy" if params.greedy else "sampled"] += 1
+        events["grammar"] += request.grammar is not None
+        ended = answer.finish_reason is FinishReason.STOP and answer.stop_reason is None
+        events["end of a grammar"] += request.grammar is not None and ended
         events["penalties"] += params.has_penalties
         events["bias"] += params.logit_bias is not None
         events["allowed ids"] += params.allowed_token_ids is not None

@@ -8,7 +8,7 @@ from octavo.core.errors import InvalidRequestError
 from octavo.core.records import ReasoningTags, StructuredOutputs
 from octavo.structured.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES, answer_within, grammar_text
 from octavo.structured.schema import MAX_DEPTH
-from tests.structured.vocabulary import CALL, EOS, Form, cut, special_token
+from tests.structured.vocabulary import CALL, EOS, TOKENS, Form, cut, special_token
 
 PERSON = {
     "type": "object",
@@ -105,6 +105,12 @@ def test_grammars_are_lark_or_gbnf() -> None:
         assert not form.fits("((x)")
     assert "neither Lark nor GBNF" in refused(grammar="root ::= (")
     assert "unknown name" in refused(grammar="start: other")
+
+
+def test_a_users_grammar_may_force_how_a_text_is_cut_into_tokens() -> None:
+    form = Form(grammar='%llguidance {"no_forcing": false}\nstart: "hello" " " "true"')
+    assert form.fits([TOKENS.index(b"hello"), ord(" "), TOKENS.index(b"true")])
+    assert not form.fits(list(b"hello true"))
 
 
 def test_a_structural_tag_leaves_text_free_but_what_follows_its_triggers() -> None:

@@ -81,8 +81,9 @@ class _Vocabulary:
         self._by_bytes = {token: i for i, token in enumerate(tokens) if token and i not in set(special)}
         self._longest = max(map(len, self._by_bytes), default=1)
 
-    def __call__(self, text: bytes) -> list[int]:
+    def __call__(self, text: bytes | str) -> list[int]:
         """The longest token first; a byte that is no token is left out."""
+        text = text.encode() if isinstance(text, str) else text
         ids = []
         at = 0
         while at < len(text):
@@ -103,6 +104,8 @@ def plain(error: str) -> str:
     text = re.split(r"\n *\d* *\|", text)[0].strip()
     if keys := re.match(r"Unimplemented keys: \[(.*)\]", text):
         return f"the schema uses {keys[1]}, which is not supported: leave it out"
+    if resource := re.match(r"Resource '([^']*)' is not present", text):
+        return f"the schema refers to {shorten(resource[1], 100)}, and nothing is fetched: put it into $defs"
     if text.startswith("NoExtension"):
         return "no text fits it"
     if "<backtrace>" in text:

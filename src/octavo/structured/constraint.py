@@ -152,3 +152,4 @@ class _Worker:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # which may hold the whole engine

@@ -1,0 +1,153 @@
+"""Grammars in the real engine: whose request ends how, and what nobody else notices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.core.config import EngineConfig
+from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
+from octavo.engine.engine import Engine
+from octavo.structured import compiler
+from tests.tiny_models import TinyLlama, write_tiny_llama
+
+SPEC = TinyLlama(context_length=300)
+WORD = "start: /[a-z]{20}/"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny.gguf", SPEC)
+
+
+@pytest.fixture
+def engine(model: Path) -> Iterator[Engine]:
+    engine = make_engine(model)
+    yield engine
+    engine.close()
+
+
+def make_engine(model: Path, **options: Any) -> Engine:
+    return Engine(EngineConfig(**{"model": str(model), "threads": 1, "max_num_seqs": 8, "block_size": 8, **options}))
+
+
+def request(request_id: str, grammar: str | None = WORD, **params: Any) -> Request:
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=[1, 2, 3],
+        params=SamplingParams(**{"seed": 5, "max_tokens": 60, **params}),
+        arrival_time=0.0,
+        grammar=grammar,
+    )
+
+
+def run(engine: Engine, *requests: Request) -> dict[str, RequestOutput]:
+    """The last output of each request, with the text of all."""
+    texts = {r.request_id: b"" for r in requests}
+    ends: dict[str, RequestOutput] = {}
+    for r in requests:
+        engine.submit(r)
+    while engine.has_work:
+        for output in engine.step():
+            texts[output.request_id] += output.text
+            if output.finish_reason is not None:
+                assert output.request_id not in ends
+                output.text = texts[output.request_id]
+                ends[output.request_id] = output
+    return ends
+
+
+def test_an_output_follows_its_grammar_and_ends_with_it(engine: Engine) -> None:
+    end = run(engine, request("a"))["a"]
+    assert end.finish_reason is FinishReason.STOP
+    assert len(end.text) == 20
+    assert end.text.isalpha()
+    assert end.text.islower()
+
+
+def test_many_with_and_without_grammars_are_as_each_alone(model: Path) -> None:
+    kinds = [WORD, 'start: "a" start | "b"', None, 'start: %json {"type": "array", "items": {"type": "integer"}}']
+    requests = [request(str(i), kinds[i % 4], seed=i, max_tokens=40, temperature=1 + i % 2) for i in range(16)]
+    crowded = make_engine(model, max_model_len=64, num_gpu_blocks_override=14, max_num_batched_tokens=9)
+    together = run(crowded, *requests)
+    assert crowded.stats().num_preemptions > 0, "the pool was to be too small"
+    for one in requests:
+        alone = make_engine(model, max_model_len=64)
+        assert run(alone, one)[one.request_id].text == together[one.request_id].text
+        alone.close()
+    crowded.close()
+
+
+@pytest.mark.parametrize("params", [{"ignore_eos": True}, {"min_tokens": 50}, {"ignore_eos": True, "min_tokens": 50}])
+def test_where_nothing_else_may_come_an_output_ends_whatever_was_asked(engine: Engine, params: dict[str, Any]) -> None:
+    end = run(engine, request("a", **params))["a"]
+    assert (end.finish_reason, len(end.text)) == (FinishReason.STOP, 20)
+
+
+def test_with_ignore_eos_a_grammar_that_may_go_on_does(engine: Engine) -> None:
+    end = run(engine, request("a", "start: /[a-z]*/", ignore_eos=True))["a"]
+    assert end.finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_string_ends_it_within_its_grammar(engine: Engine) -> None:
+    end = run(engine, request("a", 'start: /[a-e]*/ "x" /[a-e]*/', stop=("x",), logit_bias={ord("x") - 33: 50}))["a"]
+    assert (end.finish_reason, end.stop_reason) == (FinishReason.STOP, "x")
+    assert b"x" not in end.text
+
+
+def test_a_grammar_that_runs_out_of_fuel_ends_its_request_alone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "STEP_LEXER_FUEL", 2_000)
+    engine = make_engine(model)
+    costly = "start: /(.*(a|b).{0,2000}c){20}/"
+    ends = run(engine, request("costly", costly, max_tokens=200), request("plain", None), request("word"))
+    assert ends["costly"].finish_reason is FinishReason.ERROR
+    assert ends["costly"].is_alone
+    assert "cannot go on" in str(ends["costly"].error)
+    assert ends["plain"].finish_reason is not FinishReason.ERROR
+    assert ends["word"].finish_reason is FinishReason.STOP
+    assert engine.stats().num_blocks_in_use == 0
+    engine.close()
+
+
+def test_what_does_not_compile_ends_with_an_error_of_its_own(engine: Engine) -> None:
+    ends = run(engine, request("bad", "start: nothing"), request("good"))
+    assert ends["bad"].finish_reason is FinishReason.ERROR
+    assert ends["good"].finish_reason is FinishReason.STOP
+
+
+def test_a_request_whose_grammar_compiles_counts_as_waiting_and_can_be_aborted(engine: Engine) -> None:
+    engine.submit(request("a"))
+    engine.submit(request("b"))
+    assert engine.stats().num_requests_waiting == 2
+    engine.abort("a")
+    ended = [output for _ in range(200) if engine.has_work for output in engine.step() if output.finish_reason]
+    assert [output.request_id for output in ended] == ["b"]
+
+
+def test_nobody_waits_for_a_grammar_that_compiles(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    make_compiler = engine._grammars._make_compiler
+    monkeypatch.setattr(engine._grammars, "_make_compiler", lambda: release.wait() and make_compiler())
+    engine.submit(request("slow"))
+    engine.submit(request("quick", None, max_tokens=5))
+    ended = [output.request_id for _ in range(8) for output in engine.step() if output.finish_reason]
+    assert ended == ["quick"]
+    release.set()
+    assert "slow" in [o.request_id for _ in range(100) if engine.has_work for o in engine.step() if o.finish_reason]
+
+
+def test_an_engine_without_grammars_has_no_threads_for_them(engine: Engine) -> None:
+    before = threading.active_count()
+    run(engine, request("a", None))
+    assert threading.active_count() == before
+
+
+def test_an_engine_without_end_token_ends_grammars_all_the_same(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(model)
+    monkeypatch.setattr(engine, "_eos_token_ids", frozenset())
+    assert run(engine, request("a"))["a"].finish_reason is FinishReason.STOP
+    engine.close()
