@@ -27,11 +27,13 @@ from octavo.core.records import (
     RequestOutput,
     SamplingParams,
     SequenceStatus,
+    StructuredOutputs,
     TokenLogprobs,
 )
 from octavo.engine.engine import Engine
 from octavo.kv_cache.groups import blocks_of_sequence, kinds_of
 from octavo.quantization.formats import FORMATS, GGML_TYPES
+from octavo.structured.grammar import grammar_text
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
 NUM_MODELS = 64
