@@ -271,7 +271,7 @@ def _draw_requests(rng: random.Random, model: TinyLlama, max_model_len: int, cou
             params=_draw_params(rng, model, max_tokens=rng.choice([room, rng.randint(1, room)])),
             arrival_time=0.0,
             cache_salt=rng.choice([None, None, None, "salt"]),
-            grammar=random.Random(f"grammar {prompt}").choice([None, None, None, *GRAMMARS]),
+            grammar=random.Random(f"grammar {prompt}").choice([*[None] * 9, *GRAMMARS]),
             reasoning=ReasoningTags(
                 starts=rng.choice([(), ("a", "e", "\x05", " ")]),
                 ends=rng.choice([("never to be said",), ("i", "o")]),
