@@ -124,6 +124,16 @@ def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
     assert [r.outputs[0].text for r in llm.chat([hello, bye], params)] == ["user:hello", "user:bye\n>"]
 
 
+def test_chat_goes_on_with_a_message_and_takes_a_template(llm: LLM) -> None:
+    opened = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so"}]
+    (result,) = llm.chat(opened, SamplingParams(max_tokens=1), continue_final_message=True)
+    assert result.prompt == "user:hi\nassistant:so"
+    (result,) = llm.chat(opened, SamplingParams(max_tokens=1), chat_template="{{ messages[1].content }}")
+    assert result.prompt == "so"
+    with pytest.raises(InvalidRequestError, match="give one of them"):
+        llm.chat(opened, continue_final_message=True, add_generation_prompt=True)
+
+
 def test_output_ends_at_the_models_length(llm: LLM) -> None:
     (result,) = llm.generate("a" * 60, SamplingParams(max_tokens=500))
     assert len(result.outputs[0].token_ids) == 4

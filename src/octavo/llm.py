@@ -156,10 +156,23 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PromptResult]:
-        """Answer one or many conversations, each a list of {"role", "content"}. Raises InvalidRequestError."""
+        """Answer one or many conversations, each a list of {"role", "content"}.
+
+        With continue_final_message the answer goes on with the last message; otherwise it begins a new one, unless
+        add_generation_prompt is False. chat_template: instead of the model's own. Raises InvalidRequestError.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message goes on with the last message and add_generation_prompt begins a new one: "
+                "give one of them",
+                param="continue_final_message",
+            )
         if isinstance(messages, str):
             raise InvalidRequestError('messages is text; it must be a list of {"role", "content"}', param="messages")
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
@@ -167,7 +180,12 @@ class LLM:
         token_ids = []
         for conversation in conversations:
             text = self._frontend.render_chat(
-                conversation, add_generation_prompt=add_generation_prompt, template_kwargs=chat_template_kwargs
+                conversation,
+                add_generation_prompt=not continue_final_message and add_generation_prompt is not False,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template=chat_template,
+                template_kwargs=chat_template_kwargs,
             )
             texts.append(text)
             token_ids.append(self._frontend.encode(text, add_special_tokens=False, param="messages"))

@@ -94,6 +94,35 @@ def test_settings_that_cannot_be_are_refused(flags: list[str], words: str) -> No
         settings_of(*flags)
 
 
+def test_the_flags_of_chat_templates_reach_their_settings(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text("{{ messages }} é")
+    flags = f"--chat-template {tmp_path}/chat.jinja --chat-template-content-format openai --response-role bot"
+    settings = settings_of(
+        *flags.split(), "--trust-request-chat-template", "--default-chat-template-kwargs", '{"mood": "calm"}'
+    )
+    assert settings == ServerSettings(
+        chat_template="{{ messages }} é",
+        chat_template_content_format="openai",
+        response_role="bot",
+        trust_request_chat_template=True,
+        default_chat_template_kwargs={"mood": "calm"},
+    )
+    assert settings_of("--chat-template", "{{ messages }}").chat_template == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--chat-template", "no/such.jinja"], "--chat-template no/such.jinja cannot be read"),
+        (["--default-chat-template-kwargs", '{"messages": 1}'], "sets 'messages'"),
+        (["--response-role", ""], "--response-role is empty"),
+    ],
+)
+def test_flags_of_chat_templates_that_cannot_be_are_refused(flags: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings_of(*flags)
+
+
 def test_a_key_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "v")
     assert settings_of().api_keys == ("v",)

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from octavo.core.config import EngineConfig
-from octavo.core.errors import InvalidRequestError
+from octavo.core.errors import ConfigError, InvalidRequestError
 from octavo.core.records import FinishReason, ReasoningTags, Request, RequestOutput, SamplingParams
-from octavo.engine.frontend import Detokenizer, Frontend
+from octavo.engine.frontend import MAX_GIVEN_TEMPLATES, Detokenizer, Frontend
 from octavo.engine.model_location import locate_model
-from octavo.engine.text_side import load_text_side
-from tests.server.fake_engine import ByteTokenizer, FakeEngine, frontend
+from octavo.engine.text_side import load_text_side, with_template
+from tests.server.fake_engine import ByteTokenizer, FakeEngine, frontend, text_side
 
 INFO = FakeEngine(EngineConfig("echo", max_model_len=100)).info
 
@@ -126,6 +126,33 @@ def test_a_thinking_budget_needs_tags_whose_tokens_are_filled_in() -> None:
 def test_a_model_without_a_template_refuses_to_chat() -> None:
     with pytest.raises(InvalidRequestError, match="no chat template"):
         Frontend(ByteTokenizer(), None, INFO, 0).render_chat([{"role": "user", "content": "x"}])
+
+
+def test_a_chosen_content_format_and_a_chosen_template_are_used() -> None:
+    shows_it = "{{ messages[0].content }}"
+    side = with_template(text_side(), shows_it)
+    openai = Frontend(side.tokenizer, side.template, INFO, 0, content_format="openai")
+    assert openai.render_chat([{"role": "user", "content": "x"}]) == "[{'type': 'text', 'text': 'x'}]"
+    with pytest.raises(ConfigError, match=r"--chat-template is broken: Expected an expression.*line 1"):
+        with_template(text_side(), "{% if %}")
+
+
+def test_given_templates_are_kept_compiled_and_not_too_many_of_them() -> None:
+    front, chat = door(), [{"role": "user", "content": "x"}]
+    for i in [*range(MAX_GIVEN_TEMPLATES + 5), 7]:
+        assert front.render_chat(chat, chat_template=f"{i} {{{{ messages[0].content }}}}") == f"{i} x"
+    kept = front._given_template.cache_info()
+    assert (kept.currsize, kept.hits) == (MAX_GIVEN_TEMPLATES, 1)
+
+
+@pytest.mark.parametrize(
+    ("keep", "max_tokens", "kept"),
+    [(None, 5, None), (7, 5, 7), (100, 5, 100), (-1, 5, 95), (-1, None, 99), (-1, 500, 1)],
+)
+def test_a_prompt_is_truncated_to_what_is_asked_or_fits(
+    keep: int | None, max_tokens: int | None, kept: int | None
+) -> None:
+    assert door().num_kept(keep, max_tokens) == kept
 
 
 def test_ids_beyond_the_tokenizers_vocabulary_have_no_bytes() -> None:

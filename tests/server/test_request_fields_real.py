@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,18 @@ import pytest
 from tests.server.harness import openai_client, server
 
 PROMPT = "The quick brown fox"
-FLAGS = ("--max-model-len", "512", "--max-num-seqs", "8", "--threads", "1", "--served-model-name", "m")
+FLAGS = (
+    "--max-model-len",
+    "512",
+    "--max-num-seqs",
+    "8",
+    "--threads",
+    "1",
+    "--served-model-name",
+    "m",
+    "--max-logprobs",
+    "-1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +73,17 @@ def test_prompt_logprobs_are_those_of_the_echo_with_ranks(client: openai.OpenAI)
         model="m", messages=[{"role": "user", "content": "Hi"}], max_tokens=1, extra_body={"prompt_logprobs": 1}
     )
     assert len(talk.model_extra["prompt_logprobs"]) == talk.usage.prompt_tokens
+
+
+def test_the_whole_vocabulary_can_be_asked_for_where_the_server_lets_it(client: openai.OpenAI) -> None:
+    told = complete(client, logprobs=-1, max_tokens=1, prompt_logprobs=-1).choices[0]
+    all_of_it = told.logprobs.top_logprobs[0].values()
+    assert len(told.model_extra["prompt_logprobs"][1]) == 49152
+    assert 1 - 1e-3 < sum(math.exp(p) for p in all_of_it) <= 1 + 1e-3
+    talk = client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "Hi"}], max_tokens=1, logprobs=True, top_logprobs=-1
+    )
+    assert len(talk.choices[0].logprobs.content[0].top_logprobs) == 49152
 
 
 def test_bias_allowed_ids_and_bad_words_steer_the_choice(client: openai.OpenAI) -> None:

@@ -48,8 +48,8 @@ def load_text_side(config: EngineConfig) -> TextSide:
 def with_template(side: TextSide, source: str) -> TextSide:
     """`side` with the chat template `source` instead of the model's own. Raises ConfigError if it is broken."""
     template = ChatTemplate(source, side.tokenizer.bos_token, side.tokenizer.eos_token)
-    if broken := template.warnings():
-        raise ConfigError(f"--chat-template: {broken[0]}")
+    for words in template.faults().values():
+        raise ConfigError(f"--chat-template is broken: {words}")
     return replace(side, template=template)
 
 

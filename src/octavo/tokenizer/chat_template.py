@@ -62,17 +62,22 @@ class ChatTemplate:
         found = HFFolder(folder).chat_templates()
         return cls(found, tokenizer.bos_token, tokenizer.eos_token) if found else None
 
-    def warnings(self) -> list[str]:
-        """What hinders each template from ever being rendered, one sentence each."""
-        found = []
+    def faults(self) -> dict[str, str]:
+        """What hinders each template, by name, from ever being rendered, if anything does."""
+        found = {}
         for name in self._sources:
             try:
                 self._compile(name)
             except Exception as error:  # Jinja's compiler may also fail as Python's can, by depth for example
-                found.append(
-                    f"chats are refused that need the {name} chat template, as it is broken: {_words_of(error)}"
-                )
+                found[name] = _words_of(error)
         return found
+
+    def warnings(self) -> list[str]:
+        """The same, one sentence each."""
+        return [
+            f"chats are refused that need the {name} chat template, as it is broken: {words}"
+            for name, words in self.faults().items()
+        ]
 
     def render(
         self,
