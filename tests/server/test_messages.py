@@ -238,6 +238,24 @@ def test_an_answer_can_be_sent_back_with_the_results(client: anthropic.Anthropic
     assert ask(client, history, **tools).usage.input_tokens == counted
 
 
+@pytest.mark.parametrize(
+    "history",
+    [
+        [{"role": "assistant", "content": [{"type": "tool_use", "id": "", "name": "f", "input": {"_malformed": "{"}}]}],
+        [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "no tool", "input": {}}] * 3}],
+        [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "nobody's", "is_error": True}]}],
+        [{"role": "assistant", "content": [{"type": "thinking", "thinking": "", "signature": "theirs"}]}],
+        [{"role": "assistant", "content": []}, {"role": "user", "content": []}],
+        [{"role": "assistant", "content": [{"type": "text", "text": CALL}]}],
+    ],
+)
+def test_odd_calls_and_results_in_the_history_end_no_conversation(
+    client: anthropic.Anthropic, history: list[Any]
+) -> None:
+    message = ask(client, [*history, *say(CALL)], tools=TOOLS, thinking=THINK)
+    assert (message.stop_reason, input_of(message)) == ("tool_use", {"city": "Zürich"})
+
+
 # -- thinking ----------------------------------------------------------------------------------------------------------
 
 
