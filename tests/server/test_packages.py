@@ -128,23 +128,55 @@ def test_langchain_shows_a_malformed_call_as_one(model: ChatOpenAI) -> None:
     assert [call["name"] for call in answer.invalid_tool_calls] == ["weather"]
 
 
-@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
-def test_langchain_gets_what_a_schema_asks_for(builtin_server: ServerProcess, method: Any) -> None:
-    model = ChatOpenAI(
-        base_url=f"{builtin_server.url}/v1", api_key="none", model="small", max_tokens=80, seed=1, max_retries=0
-    )
-    if method == "json_schema":
-        assert isinstance(model.with_structured_output(Person).invoke(PERSON), Person)
-    else:
-        assert isinstance(model.with_structured_output(None, method=method).invoke(f"{PERSON} Say it as JSON."), dict)
+@pytest.fixture(scope="module")
+def small_model(builtin_server: ServerProcess) -> ChatOpenAI:
+    url = f"{builtin_server.url}/v1"
+    return ChatOpenAI(base_url=url, api_key="none", model="small", max_tokens=80, temperature=0, max_retries=0)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_langchain_gets_what_a_schema_asks_for(small_model: ChatOpenAI, method: Any) -> None:
+    assert isinstance(small_model.with_structured_output(Person, method=method).invoke(PERSON), Person)
+
+
+def test_langchain_gets_json_if_it_asks_for_no_more(small_model: ChatOpenAI) -> None:
+    person = small_model.with_structured_output(None, method="json_mode").invoke(f"{PERSON} Say it as JSON.")
+    assert isinstance(person, dict)
+
+
+def test_langchain_makes_a_model_call(small_model: ChatOpenAI) -> None:
+    tools = [Person, time]
+    for choice, names in (("any", {"Person", "time"}), ("Person", {"Person"})):
+        calls = small_model.bind_tools(tools, tool_choice=choice, parallel_tool_calls=False).invoke(PERSON).tool_calls
+        assert {call["name"] for call in calls} <= names
+        assert calls
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "person"}])
+def test_anthropic_makes_a_model_call(builtin_server: ServerProcess, choice: Any) -> None:
+    client = anthropic.Anthropic(base_url=builtin_server.url, api_key="none", max_retries=0)
+    tools: Any = [{"name": "person", "description": "Invent one", "input_schema": Person.model_json_schema()}]
+    fields: Any = {"model": "small", "max_tokens": 80, "messages": [{"role": "user", "content": PERSON}]}
+    fields |= {"tools": tools, "tool_choice": {**choice, "disable_parallel_tool_use": True}}
+    fields["extra_body"] = {"temperature": 0}
+    with client.messages.stream(**fields) as stream:
+        streamed = stream.get_final_message()
+    for message in (client.messages.create(**fields), streamed):
+        assert message.stop_reason == "tool_use"
+        (block,) = message.content
+        assert block.type == "tool_use"
+        assert isinstance(Person.model_validate(block.input), Person)
 
 
 def test_anthropic_parses_what_a_schema_asks_for(builtin_server: ServerProcess) -> None:
     client = anthropic.Anthropic(base_url=builtin_server.url, api_key="none", max_retries=0)
     question: Any = [{"role": "user", "content": PERSON}]
-    parsed = client.messages.parse(model="small", max_tokens=80, messages=question, output_format=Person)
+    greedy = {"temperature": 0}
+    parsed = client.messages.parse(
+        model="small", max_tokens=80, messages=question, output_format=Person, extra_body=greedy
+    )
     assert isinstance(parsed.parsed_output, Person)
-    older = {"output_format": {"type": "json_schema", "schema": Person.model_json_schema()}}
+    older = {**greedy, "output_format": {"type": "json_schema", "schema": Person.model_json_schema()}}
     message = client.messages.create(model="small", max_tokens=80, messages=question, extra_body=older)
     (block,) = message.content
     assert block.type == "text"
@@ -209,7 +241,7 @@ def test_llm_in_python_chats_and_calls_tools(llm_environment: dict[str, str]) ->
 def test_llm_gets_what_a_schema_asks_for(llm_environment: dict[str, str]) -> None:
     import llm
 
-    answer = llm.get_model("small").prompt(PERSON, schema=Person, max_tokens=80, seed=1).text()
+    answer = llm.get_model("small").prompt(PERSON, schema=Person, max_tokens=80, temperature=0).text()
     assert isinstance(Person.model_validate_json(answer), Person)
 
 

@@ -42,7 +42,6 @@ from octavo.server.tokenize import check_length
 
 THREAD_PARTS = 1000  # requests of more are converted in a thread: some milliseconds
 PING_SECONDS = 15.0  # of an answer that has nothing to show: connections that are silent get closed on the way
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class MessageStream(EventStream):
@@ -153,12 +152,15 @@ class _Message:
         )
 
     def _ending(self, output: RequestOutput) -> Ending:
-        reason = self._answer.finish_reason(output.finish_reason)
-        if reason == "length" and (self._generation.request.params.max_tokens or 0) < self._body.max_tokens:
-            return Ending("model_context_window_exceeded", None)
-        if reason == "stop" and isinstance(output.stop_reason, str):
-            return Ending("stop_sequence", output.stop_reason)
-        return Ending(_STOP_REASONS.get(str(reason), "end_turn"), None)
+        wanted, given = self._body.max_tokens, self._generation.request.params.max_tokens
+        match output.finish_reason:
+            case FinishReason.STOP if self._answer.last_call_is_whole:
+                return Ending("tool_use", None)
+            case FinishReason.STOP if isinstance(output.stop_reason, str):
+                return Ending("stop_sequence", output.stop_reason)
+            case FinishReason.LENGTH:
+                return Ending("max_tokens" if given == wanted else "model_context_window_exceeded", None)
+        return Ending("end_turn", None)
 
     def _usage(self) -> Usage:
         generation = self._generation
