@@ -139,11 +139,6 @@ def test_langchain_gets_what_a_schema_asks_for(small_model: ChatOpenAI, method: 
     assert isinstance(small_model.with_structured_output(Person, method=method).invoke(PERSON), Person)
 
 
-def test_langchain_gets_json_if_it_asks_for_no_more(small_model: ChatOpenAI) -> None:
-    person = small_model.with_structured_output(None, method="json_mode").invoke(f"{PERSON} Say it as JSON.")
-    assert isinstance(person, dict)
-
-
 def test_langchain_makes_a_model_call(small_model: ChatOpenAI) -> None:
     tools = [Person, time]
     for choice, names in (("any", {"Person", "time"}), ("Person", {"Person"})):
