@@ -314,6 +314,10 @@ def test_a_key_file_that_says_nothing_is_refused(tmp_path: Path) -> None:
         ({"max_headers": 1}, "--h11-max-header-count"),
         ({"max_header_bytes": 1}, "--h11-max-incomplete-event-size"),
         ({"max_log_len": 5}, "--enable-log-requests"),
+        ({"shutdown_timeout": -1.0}, "--shutdown-timeout is -1.0; it must be at least 0"),
+        ({"shutdown_timeout": float("inf")}, "--shutdown-timeout is inf; it must be a number that ends"),
+        ({"engine_timeout": float("nan")}, "--engine-timeout"),
+        ({"max_engine_restarts": -1}, "--max-engine-restarts is -1"),
         ({"uds_mode": 0o1777}, "octal"),
     ],
 )

@@ -87,6 +87,7 @@ def test_a_killed_engine_is_told_to_every_client_at_once_and_to_health(own_serve
     wait_until(lambda: httpx.get(f"{own_server.url}/health").status_code == 200)
     assert metric(own_server, "generation_tokens_total") > 300
     assert finished_by(own_server) == {"error": 11}
+    assert metric(own_server, "engine_restarts_total") == 1
     assert stream_to_its_end(own_server)[1] == "length"
     assert "was killed by SIGKILL" in own_server.log
     assert "11 requests were running" in own_server.log

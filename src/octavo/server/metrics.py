@@ -139,6 +139,7 @@ class Metrics:
         yield self._counter(
             "num_preemptions", "Times a running request had to give its blocks back.", stats.num_preemptions
         )
+        yield self._counter("engine_restarts", "Times the engine was started again.", self._client.num_restarts)
         yield self._counter("prompt_tokens", "Prompt tokens of requests with a first token.", self.prompt_tokens)
         yield self._counter(
             "prompt_tokens_cached", "Of these, tokens from the prefix cache.", self.prompt_tokens_cached

@@ -5,6 +5,7 @@ Knows no HTTP library, so that a command line is checked before anything heavy i
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -73,8 +74,9 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         def at_least(flag: str, value: float, low: float) -> None:
-            if not value >= low:
-                raise ConfigError(f"{flag} is {value}; it must be at least {low}")
+            if not low <= value < math.inf:
+                bound = f"at least {low}" if value != math.inf else "a number that ends"
+                raise ConfigError(f"{flag} is {value}; it must be {bound}")
 
         if not self.host:  # which would mean every address of this machine
             raise ConfigError("--host is empty: name an address, such as 127.0.0.1 (this machine) or 0.0.0.0 (all)")
