@@ -114,3 +114,14 @@ def test_a_reply_that_is_read_slowly_has_its_time_too(patient_server: ServerProc
     assert f"content-length: {len(body)}".encode() in head
     assert patient_server.popen.wait(5) == 0
     assert time.monotonic() - began > 1.5  # without a drain there is one second
+
+
+def test_a_second_signal_does_not_wait_for_a_client_that_reads_nothing(patient_server: ServerProcess) -> None:
+    host, port = patient_server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        sock.sendall(LONG_REPLY)
+        wait_until(lambda: metric(patient_server, "generation_tokens_total") == 20_000)
+        patient_server.popen.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert patient_server.popen.poll() is None
+        assert patient_server.end(signal.SIGTERM) == 0
