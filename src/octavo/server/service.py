@@ -27,6 +27,7 @@ from octavo.server.gate import LoadCounter
 from octavo.server.generation import Generation
 from octavo.server.logs import log_request, request_id
 from octavo.server.metrics import Metrics
+from octavo.server.off_loop import off_loop
 from octavo.server.responses.store import ResponseStore
 from octavo.server.settings import ServerSettings
 from octavo.server.stats_log import StatsLog
@@ -35,7 +36,6 @@ MAX_BODY_BYTES = 32 << 20
 MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES  # read and dropped, so that the client gets to read why it was refused
 SMALL_BODY_BYTES = 64 << 10  # always has a place
 MAX_HELD_BYTES = 256 << 20  # of all larger bodies that are being received
-THREAD_CHARACTERS = 8192  # text longer than this is tokenized in a thread: some milliseconds
 
 
 class Service:
@@ -123,7 +123,7 @@ class Service:
             return [ids_of(prompt) for prompt in prompts]
 
         num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        return encode_all() if num_characters <= THREAD_CHARACTERS else await asyncio.to_thread(encode_all)
+        return await off_loop(encode_all, num_characters)
 
     def reasoning_behind(self, token_ids: Sequence[int]) -> ReasoningTags | None:
         """How the answer to a prompt will mark its reasoning, if the server was told."""

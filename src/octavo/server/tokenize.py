@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -11,9 +10,10 @@ from starlette.responses import Response
 
 from octavo.core.errors import InvalidRequestError
 from octavo.server.chat import rendered_prompt
+from octavo.server.off_loop import off_loop
 from octavo.server.protocol import ChatBody
 from octavo.server.reading import read_body
-from octavo.server.service import THREAD_CHARACTERS, Service, read_limited
+from octavo.server.service import Service, read_limited
 
 MAX_TEXT_CHARACTERS = 2_000_000  # about a second of one core
 MAX_TOKENS = 1_000_000
@@ -98,8 +98,7 @@ async def tokenize(service: Service, http: HttpRequest) -> Response:
             strings = [service.frontend.token_bytes(token).decode("utf-8", "replace") for token in tokens]
         return msgspec.json.encode(TokenizeReply(len(tokens), service.frontend.info.max_model_len, tokens, strings))
 
-    content = reply() if len(text) <= THREAD_CHARACTERS else await asyncio.to_thread(reply)
-    return Response(content, media_type="application/json")
+    return Response(await off_loop(reply, len(text)), media_type="application/json")
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
@@ -109,5 +108,4 @@ async def detokenize(service: Service, http: HttpRequest) -> Response:
     def reply() -> bytes:
         return msgspec.json.encode(DetokenizeReply(service.frontend.detokenize(body.tokens)))
 
-    content = reply() if len(body.tokens) <= THREAD_CHARACTERS else await asyncio.to_thread(reply)
-    return Response(content, media_type="application/json")
+    return Response(await off_loop(reply, len(body.tokens)), media_type="application/json")

@@ -35,9 +35,10 @@ from octavo.server.messages.bodies import (
     Usage,
 )
 from octavo.server.messages.conversation import chat_body, in_own_words, num_parts
+from octavo.server.off_loop import off_loop
 from octavo.server.protocol import ChatBody
 from octavo.server.reading import read_body
-from octavo.server.service import THREAD_CHARACTERS, EventStream, Service, aborted_if_client_leaves, read_limited
+from octavo.server.service import EventStream, Service, aborted_if_client_leaves, read_limited
 from octavo.server.tokenize import check_length
 
 THREAD_PARTS = 1000  # requests of more are converted in a thread: some milliseconds
@@ -85,8 +86,7 @@ async def count_tokens(service: Service, http: HttpRequest) -> Response:
         tokens = service.frontend.tokenize(text, add_special_tokens=chat.add_special_tokens)
         return msgspec.json.encode(TokenCount(len(tokens)))
 
-    content = reply() if len(text) <= THREAD_CHARACTERS else await asyncio.to_thread(reply)
-    return Response(content, media_type="application/json")
+    return Response(await off_loop(reply, len(text)), media_type="application/json")
 
 
 async def _chat_body(body: PromptBody, defaults: Mapping[str, Any]) -> ChatBody:

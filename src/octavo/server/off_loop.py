@@ -1,0 +1,35 @@
+"""Work on long texts, away from the event loop. Knows how much memory that takes for a moment, not what is done."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
+
+THREAD_CHARACTERS = 8192  # text longer than this is tokenized in a thread: some milliseconds
+TRIM_CHARACTERS = 128 << 10  # some 25 MB
+
+T = TypeVar("T")
+
+
+async def off_loop(work: Callable[[], T], num_characters: int) -> T:
+    """What `work()` returns or raises; it runs in a thread if so many characters take long.
+
+    The tokenizer needs some 190 bytes a character. glibc keeps what a thread has freed for that thread: after a few
+    texts of two million characters a gigabyte. So it is told to give that back.
+    """
+    if num_characters <= THREAD_CHARACTERS:
+        return work()
+    try:
+        return await asyncio.to_thread(work)
+    finally:
+        if num_characters > TRIM_CHARACTERS:
+            await asyncio.to_thread(_malloc_trim(), 0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], object]:
+    """glibc's function; one that does nothing where the C library has none."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", lambda keep: None)
