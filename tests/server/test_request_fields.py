@@ -277,6 +277,12 @@ def test_both_values_of_spaces_between_special_tokens_ask_for_what_is_done_anywa
     assert {complete(client, spaces_between_special_tokens=b).choices[0].text for b in (True, False)} == {"abca"}
 
 
+def test_a_seed_of_minus_one_is_none(client: openai.OpenAI) -> None:
+    seeds = [complete(client, seed=-1, return_seed=True).choices[0].seed for _ in range(2)]
+    assert seeds[0] != seeds[1]
+    assert min(seeds) >= 0
+
+
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 

@@ -138,8 +138,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """How to choose tokens and when to stop; names and meanings are vLLM's.
 
     temperature: [0, 2]; 0 (or below 1e-5) is greedy. top_k: 0 or -1 is off. top_p: (0, 1]. min_p: [0, 1].
-    seed: None draws one at the door. logprobs, prompt_logprobs: None, or the number of best alternatives besides the
-    chosen token, at most --max-logprobs; -1: the whole vocabulary. max_tokens: None = up to the model's limit.
+    seed: None or -1 draws one at the door. logprobs, prompt_logprobs: None, or the number of best alternatives besides
+    the chosen token, at most --max-logprobs; -1: the whole vocabulary. max_tokens: None = up to the model's limit.
     bad_words_token_ids: how bad_words may be written, which the door fills in.
     thinking_token_budget: tokens of reasoning after which its end is forced. Only for models whose reasoning the door
     can tell. Raises InvalidRequestError naming the field on a bad value.
@@ -198,6 +198,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         check(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2")
         check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2")
         check(0.01 <= self.repetition_penalty <= 100, "repetition_penalty", "between 0.01 and 100")
+        if self.seed == -1:
+            msgspec.structs.force_setattr(self, "seed", None)
         check(self.seed is None or -MAX_SEED - 1 <= self.seed <= MAX_SEED, "seed", "a 64-bit integer")
         check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
         check(all(self.stop), "stop", "non-empty strings")

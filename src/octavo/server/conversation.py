@@ -79,7 +79,7 @@ def _read_part(part: Any, where: str) -> str:
     kind = part["type"]
     name = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if name is None:
-        why = ": this model has no eyes or ears" if kind in _SENSES else ""
+        why = ": this model has no vision or hearing, and reads no files" if kind in _SENSES else ""
         raise InvalidRequestError(
             f"{where}.type is {shorten(repr(kind))}; only 'text' is supported{why}", f"{where}.type"
         )
