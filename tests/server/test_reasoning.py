@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.core.reasoning import REASONING_PARSERS
+from octavo.core.reasoning import HARMONY, REASONING_PARSERS
 from octavo.core.records import ReasoningTags
+from octavo.server.reasoning.harmony import HarmonyReasoning
 from octavo.server.reasoning.tagged import TaggedReasoning
 from octavo.server.text_parser import Content, Reasoning
 
@@ -94,3 +95,40 @@ def test_the_engine_is_told_the_tags_and_whether_the_prompt_has_opened_or_closed
     assert tags("deepseek_r1", "hello").is_open
     closed = tags("deepseek_r1", "<think>\n\n</think>\n\n")
     assert (closed.starts, closed.is_open) == ((), False)
+
+
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>final<|message|>"
+
+# text, reasoning, content
+HARMONY_CASES = [
+    (f"{ANALYSIS}Hm.<|end|>{FINAL}Hi.\n", "Hm.", "Hi.\n"),
+    (f"{ANALYSIS}Hm.<|end|>{FINAL}Hi.<|return|>", "Hm.", "Hi."),
+    (f"{ANALYSIS}One.<|end|><|start|>assistant{ANALYSIS} Two.<|end|>\n{FINAL}Hi.", "One. Two.", "Hi."),
+    (f"{ANALYSIS}cut in the mid", "cut in the mid", ""),
+    (f"{ANALYSIS}cut in the tag <|en", "cut in the tag <|en", ""),
+    ("<|channel|>final<|message|>Hi.", "", "Hi."),
+    ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>fin", "",
+     "I look.<|start|>assistant<|channel|>fin"),
+    (" Hi <|channel|>", "", " Hi <|channel|>"),
+    ("<|chan", "", "<|chan"),
+    ("", "", ""),
+    (
+        f"{ANALYSIS}Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{{}}",
+        "Hm.",
+        "<|channel|>commentary to=functions.f<|message|>{}",
+    ),
+    (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "",
+     "<|channel|>commentary to=functions.f<|message|>{}<|call|>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "reasoning", "content"), HARMONY_CASES)
+def test_messages_of_harmony_are_told_apart_however_the_text_is_cut(text: str, reasoning: str, content: str) -> None:
+    for size in (len(text) or 1, 1, 2, 3, 5, 8):
+        parser = HarmonyReasoning(REASONING_PARSERS[HARMONY], "<|start|>assistant")
+        found = {Reasoning: "", Content: ""}
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        for event in [event for events in (*map(parser.feed, pieces), parser.finish()) for event in events]:
+            assert isinstance(event, Reasoning | Content)
+            found[type(event)] += event.text
+        assert (found[Reasoning], found[Content]) == (reasoning, content)

@@ -145,6 +145,13 @@ CALLS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "ok",
         [F_CALL, G_CALL],
     ),
+    (
+        "openai",
+        f"Ok.<|channel|>commentary to=functions.f<|message|>{F_CALL[1]}<|call|>"
+        "<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}",
+        "Ok.",
+        [F_CALL, G_CALL],
+    ),
     ("olmo3", f"<function_calls>\n{PYTHON_F}\ng()\n</function_calls>", "", [PYTHON_F_CALL, G_CALL]),
 ]
 
@@ -173,6 +180,8 @@ NO_CALLS = [
     ("pythonic", "Call [f(a=1)]."),
     ("smollm", "<code>\nx = f(a=1)\n</code>"),
     ("olmo3", "<function_calls>\n</function_calls>"),
+    ("openai", "<|channel|>final<|message|>{}"),
+    ("openai", "<|channel|>commentary to=functions.f <|message|>text<|call|>"),
     ("qwen3_coder", "<tool_call>\n<function=f>\nWhat now?"),
     ("qwen3_coder", "Use <function=f> or <function= to call"),
     ("qwen3_coder", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
@@ -339,7 +348,7 @@ FRAGMENTS = [
     "<｜DSML｜function_calls>",
     "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "```", "```json",
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.g:0", "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
+    "<|tool_call_end|>", "<|channel|>", "commentary to=functions.f", "<|constrain|>", "<|message|>", "<|call|>",
 ]  # fmt: skip
 
 

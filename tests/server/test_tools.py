@@ -196,6 +196,27 @@ def test_mistral_calls_have_ids_of_nine_letters_and_digits(mistral_server: Serve
         assert call.id.isalnum()
 
 
+def test_a_call_of_harmony_comes_out_of_its_messages() -> None:
+    for process in tools_server("--tool-call-parser=openai", "--reasoning-parser=openai_gptoss"):
+        client = openai_client(process)
+        thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+        call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Bern"}'
+        choice = ask(client, thought + call)
+        assert reasoning_of(choice.message) == "Hm."
+        assert choice.message.content is None
+        assert [(c.function.name, c.function.arguments) for c in choice.message.tool_calls] == [
+            ("weather", '{"city": "Bern"}')
+        ]
+        assert choice.finish_reason == "tool_calls"
+        final = f"{thought}<|channel|>final<|message|>"
+        usage = client.chat.completions.create(model=MODEL_NAME, messages=say(f"{final}Hi.")).usage
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.reasoning_tokens == len(final)
+        choice = ask(client, f"{final}Hi.")
+        assert (reasoning_of(choice.message), choice.message.content) == ("Hm.", "Hi.")
+
+
 # -- reasoning ---------------------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ class Tags:
 _THINK = Tags()
 _THINK_ALWAYS = Tags(always=True)  # of models that leave the start tag out even if the template did not write it
 
+HARMONY = "openai_gptoss"
 REASONING_PARSERS: dict[str, Tags] = {
     "deepseek_r1": _THINK_ALWAYS,
     "deepseek_v3": _THINK,
@@ -46,6 +47,10 @@ REASONING_PARSERS: dict[str, Tags] = {
     "mistral": Tags(("[THINK]",), ("[/THINK]",), special=True),
     "nemotron_v3": _THINK,
     "olmo3": _THINK_ALWAYS,
+    # What follows its end is the answer; calls, which are other messages, are the server's to find.
+    HARMONY: Tags(
+        ("<|channel|>analysis<|message|>",), ("<|end|><|start|>assistant<|channel|>final<|message|>",), special=True
+    ),
     "qwen3": _THINK,
     "seed_oss": Tags(("<seed:think>",), ("</seed:think>",)),
     "step3": _THINK_ALWAYS,

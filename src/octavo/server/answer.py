@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from octavo.core.errors import InvalidRequestError
-from octavo.core.reasoning import REASONING_PARSERS
+from octavo.core.reasoning import HARMONY, REASONING_PARSERS
 from octavo.core.records import FinishReason, ReasoningTags, SamplingParams
 from octavo.server.answer_form import answer_form
 from octavo.server.parsers import AnswerParsers
 from octavo.server.protocol import ChatBody
+from octavo.server.reasoning.harmony import HarmonyReasoning
 from octavo.server.reasoning.tagged import TaggedReasoning
 from octavo.server.replies import CallFunction, CallFunctionDelta, ChatDelta, ChatMessage, ToolCall, ToolCallDelta
 from octavo.server.text_parser import CallArguments, CallStart, Content, Event, Reasoning, TextParser
@@ -36,7 +37,8 @@ class Answer:
             self._shows_special_tokens = self._tools.shows_special_tokens
         if parsers.reasoning is not None:
             tags = REASONING_PARSERS[parsers.reasoning]
-            self._reasoning = TaggedReasoning(tags, prompt)
+            reader = HarmonyReasoning if parsers.reasoning == HARMONY else TaggedReasoning
+            self._reasoning = reader(tags, prompt)
             self._shows_special_tokens |= tags.special
         parser = None if self._tools is None else type(self._tools)
         self.form = answer_form(body, parser, self.reasoning_tags, special_token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.server.tools.harmony import Harmony
 from octavo.server.tools.llama import LlamaJson
 from octavo.server.tools.marked_json import Granite, Hermes, Jamba, Phi4Mini
 from octavo.server.tools.mistral import Mistral
@@ -27,6 +28,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "minimax_m2": MiniMaxM2,
     "mistral": Mistral,
     "olmo3": Olmo3,
+    "openai": Harmony,
     "phi4_mini_json": Phi4Mini,
     "pythonic": Pythonic,
     "qwen3_coder": QwenXml,
