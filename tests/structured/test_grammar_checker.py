@@ -99,6 +99,36 @@ def test_what_only_looks_large_is_allowed(name: str) -> None:
     run(check())
 
 
+def test_a_form_need_not_wait_for_those_that_explode() -> None:
+    async def check() -> None:
+        async with checker() as one:
+            await one.grammar(YES)
+            forms = [StructuredOutputs(json={"type": "integer", "multipleOf": 1000003 + i}) for i in range(4)]
+            slow = [asyncio.create_task(one.grammar(form)) for form in forms]
+            await asyncio.sleep(0.1)
+            assert await one.grammar(StructuredOutputs(regex="quick"))
+            assert not any(task.done() for task in slow)
+            refusals = await asyncio.gather(*slow, return_exceptions=True)
+            assert all("1 s" in str(refusal) for refusal in refusals)
+
+    run(check())
+
+
+def test_a_checker_that_was_killed_is_started_again() -> None:
+    async def check() -> None:
+        async with checker() as one:
+            await one.grammar(YES)
+            waiting = asyncio.create_task(one.grammar(StructuredOutputs(**EXPLOSIVE["a number of too many residues"])))
+            await asyncio.sleep(0.1)
+            assert one._process is not None
+            one._process.kill()
+            with pytest.raises(OverloadedError, match="try again"):
+                await waiting
+            assert await one.grammar(StructuredOutputs(regex="a"))
+
+    run(check())
+
+
 def test_a_refusal_is_remembered_and_costs_nothing_again() -> None:
     async def check() -> None:
         async with checker() as one:

@@ -1,14 +1,13 @@
 """The HTTP process's side of the grammar checker: a request's form becomes a grammar that the engine can compile.
 
-One process tries grammars one after the other and is started again when it had to be killed; what it said is kept.
-Knows nothing of HTTP.
+What the checker said is kept. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import signal
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -16,11 +15,11 @@ import msgspec
 
 from octavo.core.errors import InvalidRequestError, OverloadedError
 from octavo.core.records import StructuredOutputs
-from octavo.structured.checker import COMMAND, CPU_SECONDS, MEMORY_BYTES, Job, Setup, Verdict, frame
+from octavo.structured.checker import COMMAND, Job, Setup, Verdict, frame
 
-MAX_WAITING = 64  # different grammars that wait to be tried
+MAX_WAITING = 64  # different grammars that are being tried or wait for it
 MAX_KEPT_BYTES = 32 << 20  # of verdicts
-WALL_SECONDS = 30.0  # a job that has not ended then hangs; on a busy machine a second of work may take some
+CLOSE_SECONDS = 2.0
 
 
 class GrammarChecker:
@@ -30,21 +29,23 @@ class GrammarChecker:
         self._setup = setup
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
-        self._lock = asyncio.Lock()
-        self._waiting: dict[bytes, asyncio.Task[Verdict]] = {}
+        self._starting = asyncio.Lock()
+        self._reader: asyncio.Task[None] | None = None
+        self._numbers = itertools.count()
+        self._waiting: dict[bytes, asyncio.Task[Verdict]] = {}  # by the digest of the job
+        self._asked: dict[int, asyncio.Future[Verdict]] = {}  # by the number of the job
         self._kept: OrderedDict[bytes, Verdict] = OrderedDict()
         self._kept_bytes = 0
 
     async def grammar(self, outputs: StructuredOutputs, around: str = "") -> str:
         """`grammar_text` of them, tried. Raises InvalidRequestError, OverloadedError."""
         try:
-            job = frame(Job(outputs, around))
+            key = hashlib.sha256(frame(Job(outputs, around))).digest()
         except (UnicodeEncodeError, RecursionError):
             raise InvalidRequestError(
                 "the form of output has half of a surrogate pair, or is nested without end: no output can have that",
                 param="structured_outputs",
             ) from None
-        key = hashlib.sha256(job).digest()
         verdict = self._kept.get(key)
         if verdict is None:
             task = self._waiting.get(key)
@@ -53,7 +54,7 @@ class GrammarChecker:
                     raise OverloadedError(
                         f"{MAX_WAITING} other schemas or grammars wait to be compiled: try again in a moment"
                     )
-                task = self._waiting[key] = asyncio.create_task(self._try(key, job))
+                task = self._waiting[key] = asyncio.create_task(self._try(key, outputs, around))
             verdict = await asyncio.shield(task)
         else:
             self._kept.move_to_end(key)
@@ -62,14 +63,22 @@ class GrammarChecker:
         return verdict.grammar
 
     async def close(self) -> None:
-        for task in self._waiting.values():
-            task.cancel()
-        await self._end()
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()  # which it understands
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if self._reader is not None:
+            await self._reader
 
-    async def _try(self, key: bytes, job: bytes) -> Verdict:
+    async def _try(self, key: bytes, outputs: StructuredOutputs, around: str) -> Verdict:
         try:
-            async with self._lock:
-                verdict = await self._ask(job)
+            verdict = await self._ask(Job(outputs, around, next(self._numbers)))
         finally:
             del self._waiting[key]
         self._kept[key] = verdict
@@ -78,27 +87,15 @@ class GrammarChecker:
             self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
         return verdict
 
-    async def _ask(self, job: bytes) -> Verdict:
-        process = self._process
-        if process is None or process.returncode is not None:
-            process = self._process = await self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(job)
-            async with asyncio.timeout(WALL_SECONDS):
-                await process.stdin.drain()
-                size = int.from_bytes(await process.stdout.readexactly(4), "little")
-                verdict = msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Verdict)
-        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-            code = await self._end()
-            return Verdict(error=_cause(code))
-        except BaseException:  # a cancelled job's answer must not be taken for the next one's
-            await self._end()
-            raise
-        if verdict.last:
-            await self._end()
-        return verdict
+    async def _ask(self, job: Job) -> Verdict:
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                self._process = await self._start()
+        future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._asked[job.number] = future
+        assert self._process.stdin is not None
+        self._process.stdin.write(frame(job))
+        return await future
 
     async def _start(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -108,31 +105,23 @@ class GrammarChecker:
             start_new_session=True,  # ctrl-C in the terminal is for the parent alone
         )
         assert process.stdin is not None
+        assert process.stdout is not None
         process.stdin.write(frame(self._setup))
+        self._reader = asyncio.create_task(self._read(process.stdout))
         return process
 
-    async def _end(self) -> int | None:
-        """The exit code of the process, which is killed if it has not ended by itself."""
-        process, self._process = self._process, None
-        if process is None:
-            return None
+    async def _read(self, stream: asyncio.StreamReader) -> None:
         try:
-            async with asyncio.timeout(1.0):  # one that is about to die says why
-                return await process.wait()
-        except TimeoutError:
-            process.kill()
-            return await process.wait()
+            while True:
+                size = int.from_bytes(await stream.readexactly(4), "little")
+                verdict = msgspec.msgpack.decode(await stream.readexactly(size), type=Verdict)
+                self._asked.pop(verdict.number).set_result(verdict)
+        except (asyncio.IncompleteReadError, ConnectionError):  # it has ended, or was killed
+            self._process = None
+            for future in self._asked.values():
+                future.set_exception(OverloadedError("the process that compiles grammars has ended: try again"))
+            self._asked.clear()
 
 
 def _size(verdict: Verdict) -> int:
     return 100 + len(verdict.grammar or "") + len(verdict.error)
-
-
-def _cause(code: int | None) -> str:
-    if code == -signal.SIGPROF:
-        what = f"more than {CPU_SECONDS:g} s to compile"
-    elif code == -signal.SIGSEGV:
-        what = "too deep a recursion"
-    else:
-        what = f"more than {WALL_SECONDS:g} s, or {MEMORY_BYTES >> 20} MiB, to compile"
-    return f"this form of output takes {what}: make it smaller or simpler"

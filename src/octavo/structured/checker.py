@@ -1,16 +1,21 @@
-"""The process in which grammars are tried: it may take too long, too much memory, or too deep a stack, and is killed.
+"""The process in which grammars are tried. Each is tried in a fork that may take too long, too much memory or too deep
+a stack, and dies of it; the others do not notice.
 
 What compiles here, within its limits, compiles in the engine too. Started as `python -m octavo.structured.checker`, it
-reads jobs from standard input and writes verdicts to standard output. Knows no requests.
+reads jobs from standard input and writes verdicts to standard output, in the order in which they are ready.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import selectors
 import signal
 import sys
 import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import BinaryIO, TypeVar
 
 import msgspec
@@ -22,8 +27,11 @@ from octavo.structured.grammar import grammar_text
 
 CPU_SECONDS = 1.0  # of one job; most take a few milliseconds
 MEMORY_BYTES = 192 << 20  # of one job, beside the vocabulary
+WALL_SECONDS = 30.0  # a job that has not ended then hangs; on a busy machine a second of work may take some
 MASK_SECONDS = 0.05  # the first mask; a step waits for the slowest
-MAX_KEPT_BYTES = 64 << 20  # what finished jobs may leave behind
+MAX_AT_ONCE = 8
+NICE = 5
+PATIENCE = 0.1  # seconds after which a job yields to everything else
 Message = TypeVar("Message")
 COMMAND = (sys.executable, "-P", "-m", "octavo.structured.checker")
 
@@ -38,18 +46,19 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The arguments of `grammar_text`."""
+    """The arguments of `grammar_text`. `number` comes back with the verdict."""
 
     outputs: StructuredOutputs
     around: str = ""
+    number: int = 0
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """grammar: what the engine shall compile, or None with the error. last: no more jobs, this process ends."""
+    """grammar: what the engine shall compile, or None with the error."""
 
     grammar: str | None = None
     error: str = ""
-    last: bool = False
+    number: int = 0
 
 
 def frame(message: msgspec.Struct) -> bytes:
@@ -62,41 +71,119 @@ def judge(compiler: GrammarCompiler, job: Job) -> Verdict:
         grammar = grammar_text(job.outputs, job.around)
         matcher = compiler.compile(grammar)
     except InvalidRequestError as error:
-        return Verdict(error=str(error))
+        return Verdict(error=str(error), number=job.number)
     except RecursionError:
-        return Verdict(error="it is nested too deeply: make it flatter")
+        return Verdict(error="it is nested too deeply: make it flatter", number=job.number)
     fresh = matcher.deep_copy()
     began = time.process_time()
     fresh.compute_bitmask()
     took = time.process_time() - began
     if took > MASK_SECONDS:
-        return Verdict(
-            error=f"each token of this form takes {took * 1e3:.0f} ms to find, the limit is {MASK_SECONDS * 1e3:.0f}: "
-            "make it smaller"
-        )
-    return Verdict(grammar)
+        what = f"each token of this form takes {took * 1e3:.0f} ms to find, the limit is {MASK_SECONDS * 1e3:.0f}"
+        return Verdict(error=f"{what}: make it smaller", number=job.number)
+    return Verdict(grammar, number=job.number)
 
 
-def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(5)
-    setup = _read(sys.stdin.buffer, Setup)
-    if setup is None:
-        return 0
-    compiler = GrammarCompiler(setup.token_bytes, setup.special, setup.eos, setup.vocab_size)
-    baseline = _address_space()
-    resource.setrlimit(resource.RLIMIT_AS, (baseline + MEMORY_BYTES, resource.RLIM_INFINITY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while (job := _read(sys.stdin.buffer, Job)) is not None:
+@dataclass(slots=True)
+class _Trial:
+    """A fork that tries one job and writes its verdict into a pipe."""
+
+    pid: int
+    number: int
+    began: float
+    is_slow: bool = False
+    received: bytearray = field(default_factory=bytearray)
+
+    def verdict(self) -> Verdict:
+        """After the end of the pipe."""
+        _, status = os.waitpid(self.pid, 0)
+        if status == 0:
+            return msgspec.msgpack.decode(self.received, type=Verdict)
+        return Verdict(error=_cause(os.waitstatus_to_exitcode(status)), number=self.number)
+
+
+class _Checker:
+    def __init__(self, compiler: GrammarCompiler, source: BinaryIO, sink: BinaryIO) -> None:
+        self._compiler = compiler
+        self._source = source
+        self._sink = sink
+        self._waiting: deque[Job] = deque()
+        self._trials: dict[int, _Trial] = {}  # by the pipe
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(source, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Until there is nobody who asks."""
+        while True:
+            for key, _ in self._selector.select(PATIENCE if self._trials else None):
+                if key.fileobj is not self._source:
+                    self._receive(key.fd)
+                elif (job := _read(self._source, Job)) is not None:
+                    self._waiting.append(job)
+                else:
+                    for trial in self._trials.values():
+                        os.kill(trial.pid, signal.SIGKILL)
+                    return
+            while self._waiting and len(self._trials) < MAX_AT_ONCE:
+                self._begin(self._waiting.popleft())
+            self._hurry()
+
+    def _begin(self, job: Job) -> None:
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _try(self._compiler, job, theirs)
+        os.close(theirs)
+        self._trials[ours] = _Trial(pid, job.number, time.monotonic())
+        self._selector.register(ours, selectors.EVENT_READ)
+
+    def _receive(self, pipe: int) -> None:
+        trial = self._trials[pipe]
+        if data := os.read(pipe, 1 << 16):
+            trial.received += data
+            return
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        del self._trials[pipe]
+        self._sink.write(frame(trial.verdict()))
+        self._sink.flush()
+
+    def _hurry(self) -> None:
+        now = time.monotonic()
+        for trial in self._trials.values():
+            if now - trial.began > WALL_SECONDS:
+                os.kill(trial.pid, signal.SIGKILL)
+            elif now - trial.began > PATIENCE and not trial.is_slow:
+                trial.is_slow = True
+                with suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, trial.pid, 19)
+
+
+def _try(compiler: GrammarCompiler, job: Job, pipe: int) -> None:
+    """The life of a fork."""
+    status = 1
+    try:
+        for inherited in (0, 1):  # whoever reads there shall see the end of our parent, not ours
+            os.close(inherited)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY_BYTES, resource.RLIM_INFINITY))
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # whose signal ends the process
         verdict = judge(compiler, job)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        last = _address_space() - baseline > MAX_KEPT_BYTES
-        sys.stdout.buffer.write(frame(msgspec.structs.replace(verdict, last=last)))
-        sys.stdout.buffer.flush()
-        if last:
-            break
-    return 0
+        with open(pipe, "wb") as file:
+            file.write(msgspec.msgpack.encode(verdict))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _cause(code: int) -> str:
+    if code == -signal.SIGPROF:
+        what = f"more than {CPU_SECONDS:g} s to compile"
+    elif code == -signal.SIGSEGV:
+        what = "too deep a recursion"
+    else:
+        what = f"more than {WALL_SECONDS:g} s, or {MEMORY_BYTES >> 20} MiB, to compile"
+    return f"this form of output takes {what}: make it smaller or simpler"
 
 
 def _address_space() -> int:
@@ -106,10 +193,30 @@ def _address_space() -> int:
 
 def _read(stream: BinaryIO, kind: type[Message]) -> Message | None:
     """The next message, or None at the end."""
-    size = stream.read(4)
-    if len(size) < 4:
-        return None
-    return msgspec.msgpack.decode(stream.read(int.from_bytes(size, "little")), type=kind)
+    size = _exactly(stream, 4)
+    payload = None if size is None else _exactly(stream, int.from_bytes(size, "little"))
+    return None if payload is None else msgspec.msgpack.decode(payload, type=kind)
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        chunk = stream.read(size - len(data))
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICE)
+    source = open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)  # noqa: SIM115 - unbuffered, for the selector
+    setup = _read(source, Setup)
+    if setup is not None:
+        compiler = GrammarCompiler(setup.token_bytes, setup.special, setup.eos, setup.vocab_size)
+        _Checker(compiler, source, sys.stdout.buffer).run()
+    return 0
 
 
 if __name__ == "__main__":
