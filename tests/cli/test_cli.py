@@ -5,6 +5,7 @@ import dataclasses
 import http.server
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -352,6 +353,30 @@ def test_a_server_of_another_kind_is_told_apart() -> None:
         threading.Thread(target=other.handle_request).start()
         with pytest.raises(ConfigError, match="not as an OpenAI-compatible server"):
             next(RemoteModel(f"http://127.0.0.1:{other.server_port}").stream("hi", SamplingParams()))
+
+
+def test_the_environment_of_a_server_does_not_disturb_who_asks_one(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("MAX_MODEL_LEN", "64"), ("MODEL", "m"), ("PORT", "1"), ("API_KEY", "k"), ("SEED", "1")):
+        monkeypatch.setenv(f"OCTAVO_{name}", value)
+    assert main(["complete", "wörld ", "--max-tokens", "10", "--url", server.url]) == 0
+    assert capsys.readouterr() == ("wörld wö\n", "")
+
+
+def test_an_early_interrupt_is_no_traceback() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'octavo.cli.parser': os.kill(os.getpid(), signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from octavo.__main__ import main\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_the_module_can_be_run() -> None:
