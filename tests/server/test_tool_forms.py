@@ -144,6 +144,13 @@ def test_marks_that_are_special_tokens_are_written_as_such() -> None:
     assert '"get_weather" <[301]>' in str(made.outputs.grammar)
 
 
+def test_hundreds_of_functions_can_be_offered() -> None:
+    tools = [tool(f"function_{i}", WEATHER) for i in range(256)]
+    form = form_of(body(tools=tools, tool_choice="required"), PlainCalls)
+    names = {read(PlainCalls, written(form, seed))[1][0][0] for seed in range(3)}
+    assert len(names) == 3
+
+
 def test_an_answer_in_a_given_form_may_call_instead() -> None:
     hermes = TOOL_PARSERS["hermes"]
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}

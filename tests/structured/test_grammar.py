@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from octavo.core.errors import InvalidRequestError
-from octavo.core.records import ReasoningTags, StructuredOutputs
+from octavo.core.records import STRUCTURED_KINDS, ReasoningTags, StructuredOutputs
 from octavo.structured.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES, answer_within, grammar_text
 from octavo.structured.schema import MAX_DEPTH
 from tests.structured.vocabulary import CALL, EOS, TOKENS, Form, cut, special_token
@@ -205,6 +209,23 @@ def test_what_is_too_large_is_refused_with_the_limit() -> None:
     for outputs in ({"regex": "a" * MAX_GRAMMAR_BYTES}, {"grammar": "a" * (MAX_GRAMMAR_BYTES + 1)}):
         with pytest.raises(InvalidRequestError, match=f"{MAX_GRAMMAR_BYTES:,}"):
             grammar_text(StructuredOutputs(**outputs))
+
+
+KEYWORDS = ("type", "properties", "items", "enum", "const", "anyOf", "allOf", "$ref", "$defs", "required", "pattern")
+SCALARS = st.none() | st.booleans() | st.integers(-3, 300) | st.floats() | st.text(max_size=5)
+NAMES = st.sampled_from(KEYWORDS) | st.text()
+VALUES = st.recursive(
+    SCALARS | st.sampled_from(["#", "object"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(value=VALUES, kind=st.sampled_from(STRUCTURED_KINDS), closed=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_nonsense_is_refused_or_kept_and_nothing_else_happens(value: object, kind: str, closed: bool) -> None:
+    with suppress(InvalidRequestError):
+        Form(**{kind: value, "disable_additional_properties": closed})
 
 
 def test_half_of_a_surrogate_pair_is_no_text() -> None:

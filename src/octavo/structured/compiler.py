@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Work of one mask: llguidance's default, some 15 ms at worst. States cost some 2 KiB each.
 STEP_LEXER_FUEL = 200_000
 STEP_MAX_ITEMS = 50_000
+MAX_ITEMS_IN_ROW = 10_000  # some seven for each of the functions that may be called
 MAX_LEXER_STATES = 50_000
 
 
@@ -45,6 +46,7 @@ class GrammarCompiler:
         self._limits = LLParserLimits(
             step_lexer_fuel=STEP_LEXER_FUEL,
             step_max_items=STEP_MAX_ITEMS,
+            max_items_in_row=MAX_ITEMS_IN_ROW,
             max_lexer_states=MAX_LEXER_STATES,
             verbose_errors=False,
         )
@@ -99,7 +101,7 @@ def plain(error: str) -> str:
     """llguidance's message without its quotation of the grammar, and without traces of its insides."""
     if error.startswith("panic"):
         return "it makes no sense together"
-    text = error.removesuffix(" <non-verbose/>").strip()
+    text = error.replace("<non-verbose/>", "").strip()
     text = re.sub(r"^(at )?\d+\(\d+\): ", "", text).removeprefix("failed to compile JSON schema: ")
     text = re.split(r"\n *\d* *\|", text)[0].strip()
     if keys := re.match(r"Unimplemented keys: \[(.*)\]", text):
