@@ -255,7 +255,7 @@ def test_a_histogram_counts_like_prometheus() -> None:
     histogram = Histogram((0.5, 1, 10))
     for value in (0.5, 0.6, 1, 11, 1000):
         histogram.observe(value)
-    assert histogram.buckets() == [("0.5", 1), ("1", 3), ("10", 3), ("+Inf", 5)]
+    assert histogram.buckets() == [("0.5", 1), ("1.0", 3), ("10.0", 3), ("+Inf", 5)]
     assert histogram.count == 5
     assert histogram.sum == 1013.1
     assert one_two_five(50) == [1, 2, 5, 10, 20, 50]

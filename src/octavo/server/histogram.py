@@ -9,6 +9,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
+from prometheus_client.utils import floatToGoString
+
 
 class Histogram:
     """Counts of values at or below each of `bounds` (ascending), and above the last."""
@@ -30,7 +32,7 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """(upper bound, values at or below it), the last bound "+Inf", as Prometheus counts."""
-        names = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
         return list(zip(names, accumulate(map(float, self._counts)), strict=True))
 
 
