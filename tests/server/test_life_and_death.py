@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.fake_engine import CRASH, MODEL_NAME
+from tests.server.fake_engine import CRASH, HANG, MODEL_NAME
 from tests.server.harness import (
     ENVIRONMENT,
     ROOT,
@@ -141,8 +141,11 @@ def test_a_request_that_is_still_coming_when_the_server_ends_is_told_so(own_serv
     assert "Traceback" not in own_server.log
 
 
-def test_a_killed_server_leaves_no_engine_behind(own_server: ServerProcess) -> None:
+@pytest.mark.parametrize("prompt", ["abc", HANG.decode()])
+def test_a_killed_server_leaves_no_engine_behind(own_server: ServerProcess, prompt: str) -> None:
     engine = own_server.engine_pid()
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{own_server.url}/v1/completions", json={"prompt": prompt, "max_tokens": 1000}, timeout=0.3)
     assert own_server.end(signal.SIGKILL) == -signal.SIGKILL
     wait_until(lambda: is_gone(engine))
 

@@ -1,7 +1,8 @@
 """The engine process: how it is launched, and the loop it runs: messages in, one step, outputs out.
 
 Knows nothing of HTTP or of text. Started as a fresh `python -m octavo.engine.process FD`, not forked, so that threads
-and memory of the parent do not come along. It ends when its channel does, so it can never outlive its parent.
+and memory of the parent do not come along. It ends when its channel does, and is killed with the thread that launched
+it, so it can never outlive its parent, not even while it hangs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from octavo.engine.pulse import Pulse
 
 # -P: a file in the user's directory that is named like one of our imports must not be imported instead.
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "octavo.engine.process")
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 SHOW_STACKS = signal.SIGUSR1  # tells an engine to write where its threads are to standard error
 
 
@@ -119,7 +121,10 @@ def run_loop(engine: EngineLike, channel: BlockingChannel, pulse: Pulse) -> None
 
 def engine_main(make_engine: Callable[[EngineConfig, Pulse], EngineLike], fd: int) -> int:
     """Life of an engine process whose channel is the socket `fd`. Returns its exit code."""
+    import ctypes  # numpy brings it along here, and the parent need not wait for it
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     faulthandler.enable()  # a fatal signal tells where Python was
     faulthandler.register(SHOW_STACKS)
     channel = BlockingChannel(socket.socket(fileno=fd))
