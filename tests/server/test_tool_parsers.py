@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.core.reasoning import REASONING_PARSERS
 from octavo.server.text_parser import CallArguments, CallStart, Content, Event
 from octavo.server.tools.registry import TOOL_PARSERS
 
@@ -233,6 +235,11 @@ ODD: list[tuple[str, str, str, list[tuple[str, str]], bool]] = [
 
 def cuts(text: str) -> list[list[str]]:
     return [[text], *([text[i : i + n] for i in range(0, len(text), n)] for n in (1, 2, 3, 5, 8, 13))]
+
+
+def test_the_document_names_every_parser() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+    assert [name for name in (*TOOL_PARSERS, *REASONING_PARSERS) if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CALLS)
