@@ -74,7 +74,8 @@ def render(entries: Sequence[RouteEntry], *, model: str, version: str, root_path
 <h1>octavo</h1>
 <p>Serves <code>{escape(model)}</code>, version {escape(version)}. {keys}</p>
 <pre>{escape(example)}</pre>
-<p>Errors have OpenAI's shape (what comes from /v1/messages: Anthropic's): <code>{{"error": {{"message", "type", "param", "code"}}}}</code>; <code>param</code>
+<p>Errors of <code>/v1/messages</code> have Anthropic's shape, others OpenAI's:
+<code>{{"error": {{"message", "type", "param", "code"}}}}</code>; <code>param</code>
 names the field. Each reply has its request's id in the header <code>X-Request-Id</code>; send one of 1 to 128 visible
 ASCII characters to choose it.</p>
 {"".join(_section(entry, root_path, needs_key) for entry in entries)}
