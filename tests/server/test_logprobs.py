@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -9,10 +11,12 @@ import pytest
 from octavo.core.records import TokenLogprobs
 from octavo.server.logprobs import (
     LEAST_LOGPROB,
+    THREAD_NUMBERS,
     TokenNames,
     TokenPlacer,
     chat_logprobs,
     completion_logprobs,
+    made_aside,
     placed_prompt,
 )
 
@@ -74,6 +78,14 @@ def test_tokens_of_a_prompt_are_found_in_its_text(text: str, ids: list[int], off
     found = placed_prompt(text, ids, [entry] * (len(ids) - 1), token_bytes)
     assert [t.offset for t in found] == offsets
     assert [t.logprobs for t in found] == [None] + [entry] * (len(ids) - 1)
+
+
+def test_many_numbers_are_made_in_a_thread_and_few_are_not() -> None:
+    def made(size: int) -> threading.Thread:
+        return asyncio.run(made_aside(threading.current_thread, size))
+
+    assert made(THREAD_NUMBERS) is threading.current_thread()
+    assert made(THREAD_NUMBERS + 1) is not threading.current_thread()
 
 
 def test_no_number_is_infinite_and_no_two_tokens_share_a_name() -> None:

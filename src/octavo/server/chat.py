@@ -16,7 +16,7 @@ from octavo.core.records import RequestOutput, TokenLogprobs
 from octavo.server.answer import Answer
 from octavo.server.conversation import read_messages, read_text, read_tools
 from octavo.server.generation import Generation, usage_of
-from octavo.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from octavo.server.logprobs import TokenNames, chat_logprobs, made_aside, num_numbers, prompt_logprobs
 from octavo.server.protocol import ChatBody
 from octavo.server.reading import read_body
 from octavo.server.replies import (
@@ -135,7 +135,7 @@ class _Chat:
             message.content = self._echo + (message.content or "")
         choice = ChatChoice(
             message=message,
-            logprobs=self._logprobs(token_ids, logprobs),
+            logprobs=await made_aside(lambda: self._logprobs(token_ids, logprobs), num_numbers(logprobs)),
             finish_reason=self._answer.finish_reason(last.finish_reason),
             stop_reason=last.stop_reason,
             token_ids=token_ids if self._body.return_token_ids else UNSET,

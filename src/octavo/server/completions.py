@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
-from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -15,11 +14,12 @@ from octavo.core.errors import InvalidRequestError
 from octavo.core.records import FinishReason, RequestOutput
 from octavo.server.generation import Generation, usage_of
 from octavo.server.logprobs import (
-    THREAD_NUMBERS,
     PlacedToken,
     TokenNames,
     TokenPlacer,
     completion_logprobs,
+    made_aside,
+    num_numbers,
     placed_prompt,
     prompt_logprobs,
 )
@@ -102,7 +102,6 @@ class _Continuation:
         self._placer = TokenPlacer(
             lambda token_id: frontend.visible_bytes(token_id, body.skip_special_tokens), start=len(echoed)
         )
-        self._is_first = True
 
     async def choice(self) -> CompletionChoice:
         """The whole of it."""
@@ -113,14 +112,22 @@ class _Continuation:
             texts.append(new_text)
             tokens += placed
             last = output
-        return await self._choice("".join(texts), tokens, last)
+        said, size = "".join(texts), num_numbers([t.logprobs for t in tokens if t.logprobs is not None])
+        choice = await made_aside(lambda: self._choice(said, tokens, last), size)
+        await self._say_once(choice, tokens)
+        return choice
 
     async def choices(self) -> AsyncIterator[CompletionChoice]:
         """The pieces of it that are worth a chunk."""
+        is_first = True
         async for text, output in self._generation.pieces():
             tokens, text = self._news(text, output)
-            if text or tokens or (self._is_first and self._echoed) or output.finish_reason is not None:
-                yield await self._choice(text, tokens, output)
+            if text or tokens or (is_first and self._echoed) or output.finish_reason is not None:
+                choice = self._choice(text, tokens, output)
+                if is_first:
+                    is_first = False
+                    await self._say_once(choice, tokens)
+                yield choice
 
     @property
     def generation(self) -> Generation:
@@ -135,29 +142,31 @@ class _Continuation:
         is_last = output.finish_reason is not None
         return self._placer.feed(output.token_ids, output.logprobs, text, is_last=is_last), text
 
-    async def _choice(self, text: str, tokens: Sequence[PlacedToken], output: RequestOutput) -> CompletionChoice:
-        """A choice that says `text`; the first one says what is said once, too."""
-        body, generation = self._body, self._generation
+    def _choice(self, text: str, tokens: Sequence[PlacedToken], output: RequestOutput) -> CompletionChoice:
+        body = self._body
         choice = CompletionChoice(
             index=self._index, text=text, finish_reason=output.finish_reason, stop_reason=output.stop_reason
         )
-        if body.only_echoes and output.finish_reason is not None:
+        if body.only_echoes and output.finish_reason is FinishReason.STOP:  # by the token that nobody sees
             choice.finish_reason, choice.stop_reason = FinishReason.LENGTH, None
         if body.return_token_ids:
             choice.token_ids = [token.token_id for token in tokens]
-        if self._is_first:
-            self._is_first = False
-            token_ids = generation.request.prompt_token_ids
-            token_bytes = self._service.frontend.token_bytes
-            choice.text = self._echoed + text
-            if body.echo and body.logprobs is not None:
-                choice.logprobs = await self._echoed_logprobs(body.logprobs, tokens)
-            choice.prompt_logprobs = await prompt_logprobs(generation, body.prompt_logprobs, token_bytes)
-            choice.prompt_token_ids = token_ids if body.return_token_ids else UNSET
-            choice.seed = generation.seed if body.return_seed else UNSET
-        if body.logprobs is not None and choice.logprobs is None:
+        if body.logprobs is not None:
             choice.logprobs = completion_logprobs(tokens, self._names, body.logprobs)
         return choice
+
+    async def _say_once(self, choice: CompletionChoice, tokens: Sequence[PlacedToken]) -> None:
+        """What belongs to the first choice of an answer; `tokens` are those that it has."""
+        body, generation = self._body, self._generation
+        if body.echo:
+            choice.text = self._echoed + choice.text
+            if body.logprobs is not None:
+                choice.logprobs = await self._echoed_logprobs(body.logprobs, tokens)
+        choice.prompt_logprobs = await prompt_logprobs(generation, body.prompt_logprobs, self._names.token_bytes)
+        if body.return_token_ids:
+            choice.prompt_token_ids = generation.request.prompt_token_ids
+        if body.return_seed:
+            choice.seed = generation.seed
 
     async def _echoed_logprobs(self, num_top: int, tokens: Sequence[PlacedToken]) -> CompletionLogprobs:
         """Those of the prompt and of `tokens`."""
@@ -168,8 +177,7 @@ class _Continuation:
             of_prompt = placed_prompt(self._echoed, token_ids, generation.prompt_logprobs, self._names.token_bytes)
             return completion_logprobs([*of_prompt, *tokens], self._names, num_top)
 
-        is_large = len(token_ids) * (1 + abs(num_top)) > THREAD_NUMBERS
-        return await asyncio.to_thread(logprobs) if is_large else logprobs()
+        return await made_aside(logprobs, num_numbers(generation.prompt_logprobs))
 
 
 class _Completions:

@@ -7,7 +7,7 @@ import codecs
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -26,6 +26,7 @@ THREAD_NUMBERS = 4096  # more than these are made ready in a thread: some millis
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's API uses the same floor
 
 TokenBytes = Callable[[int], bytes]
+Made = TypeVar("Made")
 
 
 class TokenNames:
@@ -109,9 +110,16 @@ async def prompt_logprobs(
     if num_top is None:
         return UNSET
     token_ids, logprobs = generation.request.prompt_token_ids, generation.prompt_logprobs
-    numbers = (token_ids, logprobs, num_top, token_bytes)
-    is_large = len(token_ids) * (1 + abs(num_top)) > THREAD_NUMBERS
-    return await asyncio.to_thread(_prompt_logprobs, *numbers) if is_large else _prompt_logprobs(*numbers)
+    return await made_aside(lambda: _prompt_logprobs(token_ids, logprobs, num_top, token_bytes), num_numbers(logprobs))
+
+
+async def made_aside(make: Callable[[], Made], size: int) -> Made:
+    """What `make` makes of `size` numbers, in a thread if these are many, so that the event loop stays free."""
+    return await asyncio.to_thread(make) if size > THREAD_NUMBERS else make()
+
+
+def num_numbers(logprobs: Sequence[TokenLogprobs]) -> int:
+    return sum(1 + len(entry.top_ids) for entry in logprobs)
 
 
 def _prompt_logprobs(
