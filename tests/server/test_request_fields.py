@@ -18,7 +18,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from octavo.server.protocol import ChatBody, CompletionBody
 from octavo.server.reading import INSTEAD, UNSUPPORTED
 from tests.server.fake_engine import MODEL_NAME
-from tests.server.harness import ServerProcess, fake_server, openai_client
+from tests.server.harness import ServerProcess, fake_server, openai_client, wait_until
 
 USER = [{"role": "user", "content": "hello"}]
 OPEN = [*USER, {"role": "assistant", "content": "well, "}]
@@ -64,13 +64,15 @@ def refusal(ask: Any, *args: Any, **fields: Any) -> Any:
     return caught.value
 
 
-def logged_params(server: ServerProcess) -> dict[str, Any]:
-    """What the last request asked of the engine."""
-    return next(line for line in _log(server) if "params" in line)["params"]
+def logged(server: ServerProcess, request_id: str) -> dict[str, Any]:
+    """The log's line about what a request asked of the engine."""
 
+    def lines() -> list[str]:
+        return [line for line in server.lines if f"-{request_id}" in line and '"params"' in line]
 
-def _log(server: ServerProcess) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in reversed(server.lines) if line.startswith("{")]
+    wait_until(lambda: bool(lines()))
+    found: dict[str, Any] = json.loads(lines()[0])
+    return found
 
 
 # -- the prompt --------------------------------------------------------------------------------------------------------
@@ -254,8 +256,9 @@ def test_sampling_fields_reach_the_engine(flagged_server: ServerProcess, ask: An
         "repetition_detection": {"max_pattern_size": 4, "min_pattern_size": 2, "min_count": 3},
     }
     client = openai_client(flagged_server)
-    ask(client, max_tokens=4, logit_bias={"97": 5, "98": -200}, **fields)
-    params = logged_params(flagged_server)
+    name = f"fields-of-{ask.__name__}"
+    ask(client, max_tokens=4, logit_bias={"97": 5, "98": -200}, request_id=name, **fields)
+    params = logged(flagged_server, name)["params"]
     assert {name: params[name] for name in fields if name != "repetition_detection"} == {
         name: value for name, value in fields.items() if name != "repetition_detection"
     }
@@ -268,9 +271,10 @@ def test_what_a_client_calls_its_request_is_in_the_log_with_the_prompt(flagged_s
     labels = {"user": "u1", "safety_identifier": "s1", "metadata": {"team": "red"}}
     client = openai_client(flagged_server)
     for ask in (complete, chat):
-        ask(client, **labels, prompt_cache_key="k", service_tier="default")
-        line = next(line for line in _log(flagged_server) if "params" in line)
-        assert {name: line[name] for name in labels} == labels
+        name = f"labels-of-{ask.__name__}"
+        ask(client, **labels, prompt_cache_key="k", service_tier="default", request_id=name)
+        line = logged(flagged_server, name)
+        assert {label: line[label] for label in labels} == labels
 
 
 def test_both_values_of_spaces_between_special_tokens_ask_for_what_is_done_anyway(client: openai.OpenAI) -> None:
