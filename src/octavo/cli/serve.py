@@ -91,6 +91,7 @@ async def _serve(
     from octavo.server.run import run_until
 
     configure_logs(settings.log_format, settings.access_log_level)
+    _warn(notes, settings.log_format)
     engine = supervised(launch, settings, stopping.ask)
     asked = asyncio.create_task(stopping.asked.wait())
     starting = asyncio.create_task(engine.start(process))
@@ -101,7 +102,7 @@ async def _serve(
             return 0
         await starting
         service = make_service(engine, text, config, settings)
-        warnings = [*notes, *text.warnings, *engine.info.warnings]
+        warnings = [*text.warnings, *engine.info.warnings]
         _greet(engine.info, warnings, address(sock, tls=settings.tls) + settings.root_path, settings.log_format)
         try:
             await run_until(stopping, create_app(service), engine, sock, settings, tls)
@@ -145,15 +146,21 @@ def make_service(engine: EngineSupervisor, text: TextSide, config: EngineConfig,
 def _greet(info: EngineInfo, warnings: Sequence[str], url: str, log_format: str) -> None:
     kernels = ("kernels", f"{info.isa}, {info.threads} threads, up to {info.max_num_seqs} requests at once")
     greeting = f"octavo serves {info.served_model_name!r} at {url}/v1"
+    _warn(warnings, log_format)
     if log_format == "json":
         import logging
 
-        logger = logging.getLogger(__name__)
-        for warning in warnings:
-            logger.warning(warning)
-        logger.info(greeting, extra={"fields": dict([kernels, *info.memory_table])})
+        logging.getLogger(__name__).info(greeting, extra={"fields": dict([kernels, *info.memory_table])})
         return
-    for warning in warnings:
-        print(f"octavo: warning: {warning}", file=sys.stderr)
     print(format_table([kernels, *info.memory_table]))
     print(f"{greeting} (ctrl-C ends it)", flush=True)
+
+
+def _warn(warnings: Sequence[str], log_format: str) -> None:
+    import logging
+
+    for warning in warnings:
+        if log_format == "json":
+            logging.getLogger(__name__).warning(warning)
+        else:
+            print(f"octavo: warning: {warning}", file=sys.stderr)
