@@ -171,7 +171,10 @@ def _tool_parser(parsers: AnswerParsers, body: ChatBody, special_token: SpecialT
     """Raises InvalidRequestError."""
     parser = None if parsers.tools is None else TOOL_PARSERS[parsers.tools]
     if body.must_call_tools:
-        return PlainCalls if parser is None or parser.form(special_token) is None else parser
+        form = None if parser is None else parser.form(special_token)
+        names = [tool["function"]["name"] for tool in body.tools]
+        writes_all = form is not None and all(map(form.can_write, names))
+        return parser if parser is not None and writes_all else PlainCalls
     if parser is None:
         raise InvalidRequestError(
             "tools with tool_choice 'auto' need a server started with --enable-auto-tool-choice and "

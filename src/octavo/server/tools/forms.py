@@ -6,6 +6,7 @@ A model writes calls as it was taught: the form is the parser's own wherever cal
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,13 +34,21 @@ class Function:
         return cls(function["name"], nothing if parameters is None else parameters, bool(function.get("strict")))
 
 
+# In the place of a call's name, bare or as a JSON string, of its arguments, and of some number.
+NAME, JSON_NAME, ARGUMENTS, NUMBER = "<name>", "<json name>", "<arguments>", "<number>"
+_BARE_NAME = re.compile(r"[\w.\-]+")
+
+
+def json_call(key: str) -> tuple[str, ...]:
+    return ('{"name": ', JSON_NAME, f', "{key}": ', ARGUMENTS, "}")
+
+
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """Calls between marks, each an object with a name and arguments.
+    """Calls between marks.
 
     start, end: marks, which may be special tokens, or nothing. opening, closing: text inside of them. separator: what
-    stands between calls; None: each has marks of its own. key: of the arguments. argument_mark: calls are no objects
-    but a name, this mark and the arguments.
+    stands between calls; None: each has marks of its own. call: marks, texts and the places of name and arguments.
     """
 
     start: str = ""
@@ -47,8 +56,11 @@ class CallForm:
     closing: str = ""
     end: str = ""
     separator: str | None = None
-    key: str = "arguments"
-    argument_mark: str | None = None
+    call: tuple[str, ...] = json_call("arguments")
+
+    def can_write(self, name: str) -> bool:
+        """Whether a name would be read as it was written."""
+        return NAME not in self.call or _BARE_NAME.fullmatch(name) is not None
 
     def required(self, functions: Sequence[Function], special_token: SpecialToken, *, only_one: bool) -> str:
         """A grammar of one or more calls and nothing else."""
@@ -77,24 +89,32 @@ class CallForm:
         """
         parts = [expression(self.start, special_token) if self.start else "", _text(self.opening), "call"]
         if self.separator is not None and not only_one:
-            parts.append(f"({quoted(self.separator)} call){{0,{MAX_CALLS - 1}}}")
+            parts.append(f"({_text(self.separator)} call){{0,{MAX_CALLS - 1}}}")
         parts += [_text(self.closing), expression(self.end, special_token) if self.end else ""]
         rules = [f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
         for i, function in enumerate(functions):
             arguments = json_expression(function.parameters if strict or function.strict else _ANY_ARGUMENTS)
-            if self.argument_mark is not None:
-                rules.append(
-                    f"call_{i}: {quoted(function.name)} {expression(self.argument_mark, special_token)} {arguments}"
-                )
-                continue
-            name = json.dumps(function.name, ensure_ascii=False)
-            begin = f'{{"name": {name}, "{self.key}": '.removeprefix(written)
-            rules.append(f'call_{i}: {quoted(begin)} {arguments} "}}"')
+            rules.append(f"call_{i}: {self._call(function.name, arguments, special_token, written)}")
         return " ".join(filter(None, parts)), rules
+
+    def _call(self, name: str, arguments: str, special_token: SpecialToken, written: str) -> str:
+        values = {NAME: name, JSON_NAME: json.dumps(name, ensure_ascii=False)}
+        parts = []
+        text = ""
+        for piece in self.call:
+            expressed = {ARGUMENTS: arguments, NUMBER: "/[0-9]{1,3}/"}.get(piece)
+            if expressed is None and special_token(piece) is not None:
+                expressed = expression(piece, special_token)
+            if expressed is None:
+                text += values.get(piece, piece)
+                continue
+            parts += [_text(text.removeprefix(written)), expressed]
+            text = written = ""
+        return " ".join(filter(None, [*parts, _text(text)]))
 
 
 # What vLLM has a model write when it must call: a list, whatever its own format is.
-PLAIN = CallForm(opening="[", closing="]", separator=", ", key="parameters")
+PLAIN = CallForm(opening="[", closing="]", separator=", ", call=json_call("parameters"))
 
 
 def _text(text: str) -> str:

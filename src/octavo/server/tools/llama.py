@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from octavo.server.text_parser import Pausing
-from octavo.server.tools.forms import CallForm
+from octavo.server.tools.forms import CallForm, json_call
 from octavo.server.tools.json_calls import JsonCalls
 from octavo.structured.grammar import SpecialToken
 
@@ -18,7 +18,7 @@ class LlamaJson(JsonCalls):
 
     @classmethod
     def form(cls, special_token: SpecialToken) -> CallForm:
-        return CallForm(separator="; ", key="parameters")
+        return CallForm(separator="; ", call=json_call("parameters"))
 
     def _read(self) -> Pausing[None]:
         while True:

@@ -7,7 +7,7 @@ import re
 import string
 
 from octavo.server.text_parser import Pausing
-from octavo.server.tools.forms import CallForm
+from octavo.server.tools.forms import ARGUMENTS, NAME, CallForm
 from octavo.server.tools.json_calls import JsonCalls
 from octavo.structured.grammar import SpecialToken
 
@@ -22,7 +22,7 @@ class Mistral(JsonCalls):
     @classmethod
     def form(cls, special_token: SpecialToken) -> CallForm:
         if special_token(_ARGUMENTS) is not None:
-            return CallForm(start=_MARK, argument_mark=_ARGUMENTS)
+            return CallForm(start=_MARK, call=(NAME, _ARGUMENTS, ARGUMENTS))
         return CallForm(start=_MARK, opening=" [", closing="]", separator=", ")
 
     @staticmethod

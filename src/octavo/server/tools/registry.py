@@ -8,13 +8,13 @@ from octavo.server.tools.marked_json import Granite, Hermes, Jamba, Phi4Mini
 from octavo.server.tools.mistral import Mistral
 from octavo.server.tools.parser import ToolParser
 from octavo.server.tools.pythonic import Olmo3, Pythonic
-from octavo.server.tools.sectioned import DeepSeek, KimiK2
+from octavo.server.tools.sectioned import DeepSeek, DeepSeekV31, KimiK2
 from octavo.server.tools.smollm import SmolLM
 from octavo.server.tools.xml_calls import DeepSeekXml, Glm, MiniMaxM2, QwenXml, SeedOss
 
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "deepseek_v3": DeepSeek,
-    "deepseek_v31": DeepSeek,
+    "deepseek_v31": DeepSeekV31,
     "deepseek_v32": DeepSeekXml,
     "glm45": Glm,
     "glm47": Glm,

@@ -6,7 +6,9 @@ import re
 from typing import ClassVar
 
 from octavo.server.text_parser import Pausing
+from octavo.server.tools.forms import ARGUMENTS, NAME, NUMBER, CallForm
 from octavo.server.tools.json_calls import JsonCalls
+from octavo.structured.grammar import SpecialToken
 
 _HEAD = re.compile(r"[^<\n]*")
 _KIMI_ID = re.compile(r"(?:functions\.)?([^\s:{}\"]+)(?::\d+)?")
@@ -21,6 +23,12 @@ class SectionedCalls(JsonCalls):
     call: ClassVar[str]
     separator: ClassVar[str]
     ends: ClassVar[tuple[str, ...]]
+
+    call_form: ClassVar[CallForm]
+
+    @classmethod
+    def form(cls, special_token: SpecialToken) -> CallForm:
+        return cls.call_form
 
     def _read(self) -> Pausing[None]:
         while mark := (yield from self._say_until(*self.sections, self.call)):
@@ -66,6 +74,12 @@ class DeepSeek(SectionedCalls):
     call = "<｜tool▁call▁begin｜>"
     separator = "<｜tool▁sep｜>"
     ends = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+    call_form = CallForm(
+        start="<｜tool▁calls▁begin｜>",
+        separator="\n",
+        call=(call, "function", separator, NAME, "\n```json\n", ARGUMENTS, "\n```", ends[0]),
+        end=ends[1],
+    )
 
     def _name(self, head: str) -> Pausing[str]:
         if (yield from self._peek()) == "{":
@@ -79,6 +93,17 @@ class DeepSeek(SectionedCalls):
         return name
 
 
+class DeepSeekV31(DeepSeek):
+    """The same, but a model that must call writes as V3.1 does."""
+
+    call_form = CallForm(
+        start="<｜tool▁calls▁begin｜>",
+        separator="",
+        call=(DeepSeek.call, NAME, DeepSeek.separator, ARGUMENTS, DeepSeek.ends[0]),
+        end=DeepSeek.ends[1],
+    )
+
+
 class KimiK2(SectionedCalls):
     """functions.NAME:NUMBER before the arguments. That is the call's id too, and its template wants it back."""
 
@@ -86,6 +111,12 @@ class KimiK2(SectionedCalls):
     call = "<|tool_call_begin|>"
     separator = "<|tool_call_argument_begin|>"
     ends = ("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>")
+    call_form = CallForm(
+        start=sections[0],
+        separator="",
+        call=(call, "functions.", NAME, ":", NUMBER, separator, ARGUMENTS, ends[0]),
+        end=ends[1],
+    )
 
     def _name(self, head: str) -> Pausing[str]:
         yield from ()
