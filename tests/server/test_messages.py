@@ -361,7 +361,7 @@ def assistant(*blocks: dict[str, Any]) -> dict[str, Any]:
         ({"temperature": 3}, "temperature is 3"),
         ({"stop_sequences": [""]}, "stop_sequences is"),
         ({"stop_sequences": ["x"] * 100}, "stop_sequences has"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 100_000}]}, "limit is 100,000"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 50_000}]}, "limit is 50,000"),
         ({"messages": [{"role": "user", "content": ""}] * 2000, "system": [{"type": "x"}] * 99_000}, "101,001 parts"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type is 'web_search_20250305'"),
         ({"tools": [{"name": "f"}]}, "tools[0]: object missing required field `input_schema`"),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+from octavo.server.protocol import MAX_TOKEN_IDS
+from octavo.server.service import MAX_BRACKETS
 from tests.server.fake_engine import FAIL, MODEL_NAME, REFUSE
 from tests.server.harness import ServerProcess, metric
 
@@ -299,6 +302,48 @@ def test_a_misspelt_field_of_many_megabytes_is_refused_at_once(quick_server: Ser
     started = time.monotonic()
     assert httpx.post(quick_server.url + CHAT, content=body, timeout=20).status_code == 400
     assert time.monotonic() - started < 0.6  # comparing it with the known names would take more than a second
+
+
+@pytest.mark.parametrize(
+    ("unit", "what"),
+    [(b"[],", "brackets"), (b"{},", "brackets"), (b'{"a":', "brackets"), (b"7,", "commas"), (b'"a",', "commas")],
+)
+def test_a_body_of_millions_of_values_is_refused_before_it_is_read(
+    quick_server: ServerProcess, unit: bytes, what: str
+) -> None:
+    body = b"[" + unit * ((1 << 20) + 9 if what == "commas" else MAX_BRACKETS)
+    reply = httpx.post(f"{quick_server.url}/v1/chat/completions", content=body, timeout=20)
+    assert reply.status_code == 413
+    assert what in reply.json()["error"]["message"]
+
+
+def test_as_many_values_as_a_body_may_have_do_not_keep_others_waiting(quick_server: ServerProcess) -> None:
+    """Whatever is made of them: a reading, a complaint, a prompt."""
+    lists = b"[" + b"[1]," * (MAX_BRACKETS - 100) + b"1]"
+    turn = b'{"role":"user","content":"a"},'
+    bodies = [
+        b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "n": %b}' % lists,
+        b'{"messages": [{"role": %b, "content": "a"}]}' % lists,
+        b'{"messages": [%b{"role":"user","content":"a"}]}' % (turn * (MAX_BRACKETS // 3 - 100)),
+    ]
+    slowest = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        for body in bodies:
+            asked = pool.submit(httpx.post, f"{quick_server.url}/v1/chat/completions", content=body, timeout=20)
+            while not asked.done():
+                began = time.monotonic()
+                assert httpx.get(f"{quick_server.url}/version", timeout=20).status_code == 200
+                slowest = max(slowest, time.monotonic() - began)
+            assert asked.result().status_code == 400
+    assert slowest < 1.5, "one body kept everybody waiting"
+
+
+def test_lists_of_ids_have_a_limit(quick_server: ServerProcess) -> None:
+    for name, limit in MAX_TOKEN_IDS.items():
+        body = {"prompt": "abc", "max_tokens": 1, name: [97] * (limit + 1)}
+        reply = httpx.post(f"{quick_server.url}/v1/completions", json=body, timeout=20)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+        assert f"{limit:,}" in reply.json()["error"]["message"]
 
 
 def test_unknown_routes_and_wrong_methods_have_openais_error_shape(quick_server: ServerProcess) -> None:

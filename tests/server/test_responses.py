@@ -218,6 +218,25 @@ def test_logprobs_are_those_of_the_message(hermes_server: ServerProcess) -> None
     assert ask(hermes_server, "Hi.").output[0].content[0].logprobs == []
 
 
+def test_reasoning_comes_as_opaque_text_if_wanted_and_can_be_sent_back_as_that_alone(client: openai.OpenAI) -> None:
+    text = say("<think>let me see: é</think>Yes")
+    plain = client.responses.create(model=MODEL_NAME, input=text, max_output_tokens=100)
+    assert plain.output[0].encrypted_content is None
+    asked: Any = {"model": MODEL_NAME, "input": text, "max_output_tokens": 100}
+    with client.responses.stream(**asked, include=["reasoning.encrypted_content"]) as stream:
+        response = stream.get_final_response()
+    thought = response.output[0]
+    assert "let me see" not in thought.encrypted_content
+
+    def prompt_of(item: dict[str, Any]) -> Any:
+        items = [{"role": "user", "content": "Well?"}, item, {"role": "user", "content": "So?"}]
+        return client.responses.create(model=MODEL_NAME, input=items, max_output_tokens=1).usage.input_tokens
+
+    sealed = {"type": "reasoning", "summary": [], "encrypted_content": thought.encrypted_content}
+    content = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "let me see: é"}]}
+    assert prompt_of(sealed) == prompt_of(content)
+
+
 def test_the_openai_stream_helper_puts_the_response_together(client: openai.OpenAI) -> None:
     text = f"<think>Hm.</think>Hi.{CALL}"
     strict_free: Any = [{**tool, "strict": False} for tool in TOOLS]
@@ -483,6 +502,14 @@ def test_a_stream_from_the_background_can_be_left_and_taken_up_again(steady_serv
     with client.responses.stream(response_id=response_id, starting_after=5) as stream:
         assert next(iter(stream)).sequence_number == 6
         assert stream.get_final_response().output_text == "y" * 60
+
+
+def test_events_after_the_last_are_none(quick_server: ServerProcess) -> None:
+    events = streamed(quick_server, input="abc", max_output_tokens=3, background=True)
+    path = f"/v1/responses/{events[0].response.id}?stream=true&starting_after="
+    number = events[-1].sequence_number
+    assert [e.type for e in frames(quick_server, "GET", f"{path}{number - 1}", first=number)] == [events[-1].type]
+    assert not list(frames(quick_server, "GET", f"{path}{number + 9}"))
 
 
 def test_only_so_many_responses_wait_in_the_background() -> None:

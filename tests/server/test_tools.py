@@ -133,6 +133,12 @@ def test_without_parallel_calls_only_the_first_is_given(client: openai.OpenAI) -
     assert choice.finish_reason == "tool_calls"
 
 
+def test_a_call_that_is_not_wanted_says_nothing_of_the_one_before_it(client: openai.OpenAI) -> None:
+    text = CALL + '<tool_call>{"name": "time", "arguments": {"a": '
+    assert ask(client, text, parallel_tool_calls=False).finish_reason == "tool_calls"
+    assert ask(client, text).finish_reason == "stop"
+
+
 def test_plain_answers_and_malformed_calls_are_text(client: openai.OpenAI) -> None:
     for text in ("Just text.\n", "<tool_call>nothing</tool_call>", '<tool_call>\n{"name": "wea'):
         choice = ask(client, text)

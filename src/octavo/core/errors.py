@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 def shorten(text: str, limit: int = 60) -> str:
     """What came from outside, cut to a length that is fit for a message."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def short_repr(value: object, limit: int = 60) -> str:
+    """`repr` of what JSON may hold, cut to a length that is fit for a message, without writing the rest of it."""
+    text = ""
+    for piece in _repr_pieces(value, limit):
+        text += piece
+        if len(text) > limit:
+            break
+    return shorten(text, limit)
+
+
+def _repr_pieces(value: object, limit: int) -> Iterator[str]:
+    match value:
+        case str() | bytes():
+            yield repr(value[: limit + 1])
+        case list():
+            yield "["
+            for i, item in enumerate(value):
+                yield ", " if i else ""
+                yield from _repr_pieces(item, limit)
+            yield "]"
+        case dict():
+            yield "{"
+            for i, (key, item) in enumerate(value.items()):
+                yield ", " if i else ""
+                yield from _repr_pieces(key, limit)
+                yield ": "
+                yield from _repr_pieces(item, limit)
+            yield "}"
+        case _:
+            yield repr(value)
 
 
 class OctavoError(Exception):

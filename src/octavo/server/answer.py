@@ -105,7 +105,9 @@ class Answer:
 
     @property
     def last_call_is_whole(self) -> bool:
-        return bool(self._calls) and self._tools is not None and self._tools.last_is_whole
+        if not self._calls or self._tools is None:
+            return False
+        return self._tools.last_is_whole or self._tools.num_calls > len(self._calls)  # it went on to one not wanted
 
     def message(self) -> ChatMessage:
         """The whole of what was read."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.errors import InvalidRequestError, short_repr
 from octavo.core.records import ReasoningTags, StructuredOutputs
 from octavo.server.protocol import ChatBody
 from octavo.server.tools.forms import Function
@@ -58,14 +58,14 @@ def _calls(
         assert form is not None, "who must call is read by a parser that has a form"
         if wanted is not None:
             raise InvalidRequestError(
-                f"tool_choice {shorten(repr(body.tool_choice))} and {body.form_field} both say what comes: send one",
+                f"tool_choice {short_repr(body.tool_choice)} and {body.form_field} both say what comes: send one",
                 body.form_field,
             )
         if body.called_function is not None:
             functions = [function for function in functions if function.name == body.called_function]
             if not functions:
                 raise InvalidRequestError(
-                    f"tool_choice names {shorten(repr(body.called_function))}, which is not among the tools: name one",
+                    f"tool_choice names {short_repr(body.called_function)}, which is not among the tools: name one",
                     "tool_choice",
                 )
         return form.required(functions, special_token, only_one=only_one or body.called_function is not None)

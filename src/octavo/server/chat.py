@@ -30,7 +30,15 @@ from octavo.server.replies import (
     PromptLogprobs,
     Usage,
 )
-from octavo.server.service import EventStream, Service, aborted_if_client_leaves, new_id, read_limited, sse_frame
+from octavo.server.service import (
+    EventStream,
+    Service,
+    aborted_if_client_leaves,
+    is_large,
+    new_id,
+    read_limited,
+    sse_frame,
+)
 
 
 async def chat_completions(service: Service, http: HttpRequest) -> Response:
@@ -78,8 +86,10 @@ async def start_chat(
 
 
 async def rendered_prompt(service: Service, body: ChatBody) -> str:
-    """`prompt_text`, in a thread if the template is the request's own: nobody knows how long that takes."""
+    """`prompt_text`, in a thread if it takes long, or if the template is the request's own: then nobody knows."""
     if body.chat_template is None:
+        if is_large(body.messages, body.tools, body.documents, body.chat_template_kwargs):
+            return await asyncio.to_thread(prompt_text, service, body)
         return prompt_text(service, body)
     async with service.given_template_turn:
         return await asyncio.to_thread(prompt_text, service, body)

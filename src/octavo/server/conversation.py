@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.errors import InvalidRequestError, short_repr, shorten
 
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIELDS = ("role", "content", "name")
@@ -43,7 +43,7 @@ def _read_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in CHAT_ROLES:
         raise InvalidRequestError(
-            f"{where}.role is {shorten(repr(role))}; it must be one of {', '.join(CHAT_ROLES)}", f"{where}.role"
+            f"{where}.role is {short_repr(role)}; it must be one of {', '.join(CHAT_ROLES)}", f"{where}.role"
         )
     _refuse_others(message, _FIELDS_OF_ROLE.get(role, _FIELDS), where)
     content = message.get("content")
@@ -80,9 +80,7 @@ def _read_part(part: Any, where: str) -> str:
     name = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if name is None:
         why = ": this model has no vision or hearing, and reads no files" if kind in _SENSES else ""
-        raise InvalidRequestError(
-            f"{where}.type is {shorten(repr(kind))}; only 'text' is supported{why}", f"{where}.type"
-        )
+        raise InvalidRequestError(f"{where}.type is {short_repr(kind)}; only 'text' is supported{why}", f"{where}.type")
     _refuse_others(part, ("type", name), where)
     text = part.get(name)
     if not isinstance(text, str):
@@ -127,9 +125,7 @@ def _function_of(holder: Any, where: str) -> dict[str, Any]:
         raise InvalidRequestError(f"{where} must be an object with a function", where)
     kind = holder.get("type")
     if kind not in (None, "function"):
-        raise InvalidRequestError(
-            f"{where}.type is {shorten(repr(kind))}; only 'function' is supported", f"{where}.type"
-        )
+        raise InvalidRequestError(f"{where}.type is {short_repr(kind)}; only 'function' is supported", f"{where}.type")
     function = holder.get("function")
     if not isinstance(function, dict):
         raise InvalidRequestError(f"{where}.function must be an object with a name", f"{where}.function")

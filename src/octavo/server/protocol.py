@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.errors import InvalidRequestError, short_repr, shorten
 from octavo.core.records import MAX_STOP_STRINGS, RepetitionDetection, SamplingParams
 from octavo.engine.frontend import DEFAULT_MAX_TOKENS
 from octavo.server.reading import unsupported_field
@@ -22,6 +22,7 @@ MAX_NAME_CHARACTERS = 256  # of request_id and cache_salt, and of names that a c
 MAX_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value: OpenAI's
 NAMES = {"cache_salt": 1, "request_id": 1, "user": 0, "safety_identifier": 0, "prompt_cache_key": 0}  # fewest
 MAX_PROMPTS = 1024  # in one completions request
+MAX_TOKEN_IDS = {"stop_token_ids": 1024, "allowed_token_ids": 1 << 18}  # of the latter: the largest vocabularies
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -129,10 +130,15 @@ class GenerationBody(StructuredFields, Struct, kw_only=True):
         _check_metadata(self.metadata)
         if self.service_tier is not None and self.service_tier not in SERVICE_TIERS:
             raise InvalidRequestError(
-                f"service_tier is {shorten(repr(self.service_tier))}; there is one here: send "
+                f"service_tier is {short_repr(self.service_tier)}; there is one here: send "
                 f"{' or '.join(SERVICE_TIERS)}, or leave it out",
                 "service_tier",
             )
+        for name, limit in MAX_TOKEN_IDS.items():
+            if (count := len(getattr(self, name) or ())) > limit:
+                raise InvalidRequestError(
+                    f"{name} has {count:,} ids, the limit is {limit:,}: send fewer", name, "array_above_max_length"
+                )
         if not isinstance(self.stop, str) and len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(
                 f"stop has {len(self.stop):,} strings, the limit is {MAX_STOP_STRINGS}: send fewer",
@@ -197,7 +203,7 @@ class ChatBody(GenerationBody, kw_only=True):
             raise InvalidRequestError("messages is empty: send at least one", "messages")
         if self.reasoning_effort is not None and self.reasoning_effort not in REASONING_EFFORTS:
             raise InvalidRequestError(
-                f"reasoning_effort is {shorten(repr(self.reasoning_effort))}; it must be one of "
+                f"reasoning_effort is {short_repr(self.reasoning_effort)}; it must be one of "
                 f"{', '.join(REASONING_EFFORTS)}",
                 "reasoning_effort",
             )
@@ -222,12 +228,12 @@ class ChatBody(GenerationBody, kw_only=True):
             case "required" | {"type": "function", "function": {"name": str()}}:
                 if not self.tools:
                     raise InvalidRequestError(
-                        f"tool_choice is {shorten(repr(choice))} without tools: send some, or leave it out",
+                        f"tool_choice is {short_repr(choice)} without tools: send some, or leave it out",
                         "tool_choice",
                     )
             case _:
                 raise InvalidRequestError(
-                    f"tool_choice is {shorten(repr(choice))}; it must be 'auto', 'none', 'required' or "
+                    f"tool_choice is {short_repr(choice)}; it must be 'auto', 'none', 'required' or "
                     '{"type": "function", "function": {"name": ...}}',
                     "tool_choice",
                 )

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.errors import InvalidRequestError, short_repr, shorten
 
 _Anything = object()  # as a harmless value: every value is harmless, for the field only concerns others we refuse
 
@@ -142,9 +142,7 @@ def _is_harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
 def unsupported_field(name: str, value: Any) -> InvalidRequestError:
     """The refusal of a field that is known, for this value."""
     remedy = INSTEAD.get(name, f"leave {name} out")
-    return InvalidRequestError(
-        f"{name}={shorten(repr(value))} is not supported: {remedy}", name, "unsupported_parameter"
-    )
+    return InvalidRequestError(f"{name}={short_repr(value)} is not supported: {remedy}", name, "unsupported_parameter")
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> InvalidRequestError:

@@ -36,6 +36,10 @@ MAX_BODY_BYTES = 32 << 20
 MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES  # read and dropped, so that the client gets to read why it was refused
 SMALL_BODY_BYTES = 64 << 10  # always has a place
 MAX_HELD_BYTES = 256 << 20  # of all larger bodies that are being received
+# JSON is read on the event loop: so many values, and so many lists, objects and keys, take some 50 ms and 100 MB.
+MAX_COMMAS = 1 << 20
+MAX_BRACKETS = 1 << 18
+THREAD_VALUES = 2000  # a conversation of more is brought into another form in a thread: some milliseconds
 
 
 class Service:
@@ -189,13 +193,15 @@ class BodyMemory:
 
 
 async def read_limited(http: HttpRequest) -> bytes:
-    """The body of a request. Raises ApiError: 413 if it is too large, 503 if all together are."""
+    """The body of a request. Raises ApiError: 413 if it is too large or holds too much, 503 if all together are."""
     memory: BodyMemory = http.app.state.body_memory
     body = bytearray()
-    size = taken = 0
+    size = taken = commas = brackets = 0
     try:
         async for chunk in http.stream():
             size += len(chunk)
+            commas += chunk.count(b",")
+            brackets += len(chunk) - len(chunk.translate(None, b"[{:"))
             if size <= MAX_BODY_BYTES:
                 if len(body) + len(chunk) > SMALL_BODY_BYTES:
                     memory.take(len(chunk))
@@ -207,7 +213,30 @@ async def read_limited(http: HttpRequest) -> bytes:
         memory.give_back(taken)
     if size > MAX_BODY_BYTES:
         raise ApiError(413, f"the body is larger than the limit of {MAX_BODY_BYTES:,} bytes: send less at a time")
+    # Those in texts count too: a prompt that has so many is longer than any model's.
+    for count, limit, what in (
+        (commas, MAX_COMMAS, "commas"),
+        (brackets, MAX_BRACKETS, "colons and opening brackets and braces"),
+    ):
+        if count > limit:
+            raise ApiError(413, f"the body has {count:,} {what}, the limit is {limit:,}: send less at a time")
     return bytes(body)
+
+
+def is_large(*values: Any) -> bool:
+    """Whether what JSON holds has so many values, or so much text, that work on it is for a thread."""
+    waiting, left = list(values), THREAD_VALUES
+    while waiting and left > len(waiting):
+        value = waiting.pop()
+        left -= 1
+        match value:
+            case dict():
+                waiting += value.values()
+            case list():
+                waiting += value
+            case str():
+                left -= len(value) // 1000
+    return left <= len(waiting)
 
 
 @asynccontextmanager
@@ -256,7 +285,7 @@ class EventStream(StreamingResponse):
 
     async def _run(self, send: Send) -> None:
         frames = aiter(self._frames)
-        frame = await anext(frames)
+        frame = await anext(frames, b"")
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         unexpected: Exception | None = None
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.errors import InvalidRequestError, short_repr, shorten
 from octavo.core.records import StructuredOutputs
 
 _GUIDED = {
@@ -42,7 +42,7 @@ class StructuredFields(msgspec.Struct, kw_only=True):
         """None if the output is free. Raises InvalidRequestError naming the field."""
         if self.guided_decoding_backend not in (None, "auto", "guidance"):
             raise InvalidRequestError(
-                f"guided_decoding_backend is {shorten(repr(self.guided_decoding_backend))}; octavo has 'guidance': "
+                f"guided_decoding_backend is {short_repr(self.guided_decoding_backend)}; octavo has 'guidance': "
                 "leave it out",
                 "guided_decoding_backend",
             )
@@ -96,7 +96,7 @@ def _of_response_format(value: dict[str, Any] | None) -> StructuredOutputs | Non
                 )
             return StructuredOutputs(json=schema)
     raise InvalidRequestError(
-        f"response_format.type is {shorten(repr(value.get('type')))}; it must be 'text', 'json_object', 'json_schema' "
+        f"response_format.type is {short_repr(value.get('type'))}; it must be 'text', 'json_object', 'json_schema' "
         "or 'structural_tag'",
         "response_format.type",
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.errors import InvalidRequestError, short_repr
 
 KEEP_ALL_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}  # an edit of the context that edits nothing
 
@@ -168,12 +168,12 @@ def check_one_of(value: str, allowed: tuple[str, ...], name: str) -> None:
     """Raises InvalidRequestError."""
     if value not in allowed:
         known = ", ".join(allowed)
-        raise InvalidRequestError(f"{name} is {shorten(repr(value))}; it must be one of {known}", name)
+        raise InvalidRequestError(f"{name} is {short_repr(value)}; it must be one of {known}", name)
 
 
 def _unsupported(name: str, value: object) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{name}={shorten(repr(value))} is not supported: leave it out", name, "unsupported_parameter"
+        f"{name}={short_repr(value)} is not supported: leave it out", name, "unsupported_parameter"
     )
 
 

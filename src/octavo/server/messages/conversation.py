@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.errors import InvalidRequestError, short_repr
 from octavo.server.messages.bodies import (
     InputMessage,
     MessagesBody,
@@ -26,7 +26,7 @@ from octavo.server.messages.bodies import (
 )
 from octavo.server.protocol import ChatBody
 
-MAX_PARTS = 100_000
+MAX_PARTS = 50_000
 ROLES = ("user", "assistant", "system")
 ERROR_MARK = "Error: "  # before a tool's result with is_error: chat templates have no word for it
 
@@ -124,7 +124,7 @@ def _block(block: dict[str, Any], where: str, allowed: tuple[str, ...]) -> Block
     kind = block.get("type")
     if kind not in allowed:
         raise InvalidRequestError(
-            f"{where}.type is {shorten(repr(kind))}; only {', '.join(allowed)} can be read here: leave the block out",
+            f"{where}.type is {short_repr(kind)}; only {', '.join(allowed)} can be read here: leave the block out",
             f"{where}.type",
         )
     read = _converted({name: value for name, value in block.items() if value is not None}, _BLOCKS[kind], where)
@@ -216,7 +216,7 @@ def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind not in (None, "custom"):
         raise InvalidRequestError(
-            f"{where}.type is {shorten(repr(kind))}; only tools of the client's own are supported: describe it as a "
+            f"{where}.type is {short_repr(kind)}; only tools of the client's own are supported: describe it as a "
             "custom tool with an input_schema, or leave it out",
             f"{where}.type",
         )

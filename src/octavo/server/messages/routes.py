@@ -13,7 +13,7 @@ from starlette.responses import Response
 from octavo.core.errors import InvalidRequestError
 from octavo.core.records import FinishReason, RequestOutput
 from octavo.server.answer import Answer
-from octavo.server.chat import prompt_text, start_chat
+from octavo.server.chat import rendered_prompt, start_chat
 from octavo.server.errors import ANTHROPIC_PATH, ApiError
 from octavo.server.generation import Generation
 from octavo.server.logs import request_id
@@ -77,7 +77,7 @@ async def count_tokens(service: Service, http: HttpRequest) -> Response:
     service.check_model(body.model)
     try:
         chat = await _chat_body(body, {})
-        text = prompt_text(service, chat)
+        text = await rendered_prompt(service, chat)
     except InvalidRequestError as error:
         raise in_own_words(error) from error
     check_length(text, "messages")

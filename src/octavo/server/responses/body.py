@@ -10,11 +10,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.errors import InvalidRequestError, short_repr, shorten
 from octavo.core.records import RepetitionDetection
 from octavo.server.protocol import ChatBody
 
-LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` may name
+LOGPROBS = "message.output_text.logprobs"
+SEALED_REASONING = "reasoning.encrypted_content"
+INCLUDED = (LOGPROBS, SEALED_REASONING)  # what `include` may name
 
 # Fields of OpenAI's API, vLLM's extras and chat's names of others that are refused -> the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -175,15 +177,14 @@ class ResponsesBody(Struct, kw_only=True):
             if value not in (None, *values):
                 known = " or ".join(map(repr, values))
                 raise InvalidRequestError(
-                    f"{path} is {shorten(repr(value))}; only {known} is supported: send that, or leave it out",
+                    f"{path} is {short_repr(value)}; only {known} is supported: send that, or leave it out",
                     path,
                     "unsupported_parameter",
                 )
         for i, name in enumerate(self.include):
-            if name != LOGPROBS:
-                hint = " (the reasoning comes as it is, in content)" if name == "reasoning.encrypted_content" else ""
+            if name not in INCLUDED:
                 raise InvalidRequestError(
-                    f"include[{i}] is {shorten(repr(name))}; only {LOGPROBS!r} is supported{hint}: leave it out",
+                    f"include[{i}] is {short_repr(name)}; only {' and '.join(INCLUDED)} are supported: leave it out",
                     f"include[{i}]",
                     "unsupported_parameter",
                 )
@@ -212,6 +213,10 @@ class ResponsesBody(Struct, kw_only=True):
     @property
     def wants_logprobs(self) -> bool:
         return LOGPROBS in self.include
+
+    @property
+    def wants_sealed_reasoning(self) -> bool:
+        return SEALED_REASONING in self.include
 
     @property
     def shown_tools(self) -> list[dict[str, Any]]:
@@ -256,7 +261,7 @@ def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
         raise InvalidRequestError(
-            f"{where}.type is {shorten(repr(kind))}; only 'function' is supported: this server runs no tools itself",
+            f"{where}.type is {short_repr(kind)}; only 'function' is supported: this server runs no tools itself",
             f"{where}.type",
             "unsupported_parameter",
         )
@@ -276,7 +281,7 @@ def _chat_tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
     if isinstance(choice, str):
         if choice not in _TOOL_CHOICES:
             raise InvalidRequestError(
-                f"tool_choice is {shorten(repr(choice))}; it must be one of {', '.join(_TOOL_CHOICES)}, or "
+                f"tool_choice is {short_repr(choice)}; it must be one of {', '.join(_TOOL_CHOICES)}, or "
                 '{"type": "function", "name": ...}',
                 "tool_choice",
             )
@@ -284,7 +289,7 @@ def _chat_tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
     kind = choice.get("type")
     if kind != "function":
         raise InvalidRequestError(
-            f"tool_choice.type is {shorten(repr(kind))}; only 'function' is supported, or 'none', 'auto', 'required'",
+            f"tool_choice.type is {short_repr(kind)}; only 'function' is supported, or 'none', 'auto', 'required'",
             "tool_choice.type",
             "unsupported_parameter",
         )
@@ -300,7 +305,7 @@ def _response_format(wanted: dict[str, Any] | None) -> dict[str, Any] | None:
     kind = wanted.get("type")
     if not isinstance(kind, str) or kind not in _FORMATS:
         raise InvalidRequestError(
-            f"text.format.type is {shorten(repr(kind))}; it must be one of {', '.join(_FORMATS)}", "text.format.type"
+            f"text.format.type is {short_repr(kind)}; it must be one of {', '.join(_FORMATS)}", "text.format.type"
         )
     given = {name: value for name, value in wanted.items() if name != "type" and value is not None}
     for name in given:

@@ -6,6 +6,7 @@ store; items that a request only refers to come from a function it is given.
 
 from __future__ import annotations
 
+import base64
 import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.errors import InvalidRequestError, short_repr, shorten
 from octavo.server.replies import ChatTokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -22,6 +23,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _TEXT_PARTS = ("input_text", "output_text", "refusal")
+_SEAL = "octavo1."
 _RECORDS = ("annotations", "logprobs")  # of a part: what once was said about it, which asks for nothing
 
 
@@ -64,8 +66,11 @@ class MessageItem(_Item, tag="message"):
 
 
 class ReasoningItem(_Item, tag="reasoning"):
+    """encrypted_content: the reasoning as text that clients only keep and send back, if they asked for it."""
+
     summary: list[SummaryText] = []
     content: list[ReasoningText] = []
+    encrypted_content: str | None = None
 
 
 class CallItem(_Item, tag="function_call"):
@@ -122,7 +127,7 @@ def read_input(value: str | list[Any], history: Sequence[Item], find: FindItem, 
             calls.add(item.call_id)
         elif isinstance(item, CallOutputItem) and item.call_id not in calls:
             raise InvalidRequestError(
-                f"input[{i}].call_id is {shorten(repr(item.call_id))}, and no function call before it has that id: "
+                f"input[{i}].call_id is {short_repr(item.call_id)}, and no function call before it has that id: "
                 "send the call too, or the previous_response_id of the response that made it",
                 f"input[{i}].call_id",
             )
@@ -139,7 +144,7 @@ def _read_item(raw: Any, where: str, find: FindItem) -> Item:
         return _referred_item(fields, where, find)
     if not isinstance(kind, str) or kind not in _PREFIXES:
         raise InvalidRequestError(
-            f"{where}.type is {shorten(repr(kind))}; it must be one of {', '.join(_PREFIXES)}, item_reference",
+            f"{where}.type is {short_repr(kind)}; it must be one of {', '.join(_PREFIXES)}, item_reference",
             f"{where}.type",
         )
     fields.setdefault("id", new_item_id(kind))
@@ -149,15 +154,33 @@ def _read_item(raw: Any, where: str, find: FindItem) -> Item:
         case "function_call_output" if not isinstance(fields.get("output"), str):
             fields["output"] = _read_parts(fields.get("output"), f"{where}.output", ("input_text",))
         case "reasoning" if "encrypted_content" in fields:
-            raise InvalidRequestError(
-                f"{where}.encrypted_content cannot be read here: send the reasoning as content, or leave the item out",
-                f"{where}.encrypted_content",
-            )
+            thoughts = _unsealed(fields.pop("encrypted_content"), f"{where}.encrypted_content")
+            if not fields.get("content"):
+                fields["content"] = [{"type": "reasoning_text", "text": thoughts}]
     try:
         item: Item = msgspec.convert(fields, Item)
     except msgspec.ValidationError as error:
         raise _wrong(str(error), where) from None
     return item
+
+
+def sealed(thoughts: str) -> str:
+    """Reasoning as text that is opaque to clients. No secret: they have the reasoning itself too."""
+    return _SEAL + base64.urlsafe_b64encode(thoughts.encode()).decode()
+
+
+def _unsealed(text: Any, where: str) -> str:
+    try:
+        if not isinstance(text, str) or not text.startswith(_SEAL):
+            raise ValueError
+        return base64.b64decode(text.removeprefix(_SEAL), b"-_", validate=True).decode()
+    except ValueError:
+        raise InvalidRequestError(
+            f"{where} was not made by octavo, or was changed since: send the reasoning as content, or leave the item "
+            "out",
+            where,
+            "invalid_encrypted_content",
+        ) from None
 
 
 def _referred_item(fields: dict[str, Any], where: str, find: FindItem) -> Item:
@@ -167,7 +190,7 @@ def _referred_item(fields: dict[str, Any], where: str, find: FindItem) -> Item:
     item = find(wanted)
     if item is None:
         raise InvalidRequestError(
-            f"{where}.id is {shorten(repr(wanted))}, and no stored response has such an item: it never had, or was "
+            f"{where}.id is {short_repr(wanted)}, and no stored response has such an item: it never had, or was "
             "deleted or evicted since; send the item itself",
             f"{where}.id",
             "item_not_found",
@@ -188,7 +211,7 @@ def _read_parts(parts: Any, where: str, kinds: tuple[str, ...]) -> list[Any]:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in kinds:
             raise InvalidRequestError(
-                f"{where}[{i}].type is {shorten(repr(kind))}; this model reads text only: it must be one of "
+                f"{where}[{i}].type is {short_repr(kind)}; this model reads text only: it must be one of "
                 f"{', '.join(kinds)}",
                 f"{where}[{i}].type",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import time
 import uuid
@@ -11,19 +12,21 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo.core.errors import InvalidRequestError, shorten
+from octavo.core.errors import InvalidRequestError, short_repr, shorten
 from octavo.server.chat import start_chat
 from octavo.server.errors import ApiError
+from octavo.server.protocol import ChatBody
 from octavo.server.reading import read_body
 from octavo.server.responses.background import EventLog, Job
-from octavo.server.responses.body import LOGPROBS, UNSUPPORTED, ResponsesBody, in_own_words
+from octavo.server.responses.body import INCLUDED, UNSUPPORTED, ResponsesBody, in_own_words
 from octavo.server.responses.items import Item, chat_messages, decode_item, encode_items, read_input
 from octavo.server.responses.replies import DeletedResponse, InputItemList, ResponseReply
 from octavo.server.responses.run import Run
 from octavo.server.responses.store import StoredResponse
-from octavo.server.service import EventStream, Service, aborted_if_client_leaves, read_limited
+from octavo.server.service import EventStream, Service, aborted_if_client_leaves, is_large, read_limited
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100  # input items in one reply
+THREAD_ITEMS = 500  # longer histories are read in a thread: some milliseconds
 CONTINUED = ("completed", "incomplete")  # what a conversation can go on from
 
 
@@ -38,8 +41,12 @@ async def create_response(service: Service, http: HttpRequest) -> Response:
     body = read_body(await read_limited(http), ResponsesBody, service.default_fields, UNSUPPORTED)
     service.check_model(body.model)
     stores = _stores(service, body)
-    stored, conversation = _conversation(service, body, _owner(http))
-    chat = body.chat_body(chat_messages(body.instructions, conversation))
+    owner = _owner(http)
+    before = _before(service, body, owner)
+    if len(before) > THREAD_ITEMS or is_large(body.input, body.tools):
+        stored, chat = await asyncio.to_thread(_conversation, service, body, owner, before)
+    else:
+        stored, chat = _conversation(service, body, owner, before)
     if stores and stored.num_bytes > service.responses.max_bytes:
         raise InvalidRequestError(
             f"the conversation takes {stored.num_bytes:,} bytes, and {service.responses.max_bytes:,} are stored at "
@@ -60,7 +67,7 @@ async def create_response(service: Service, http: HttpRequest) -> Response:
             stored.reply = run.encoded()
             service.responses.put(reply.id, stored)
 
-    run = Run(service.frontend, answer, generation, reply, keep)
+    run = Run(service.frontend, answer, generation, reply, keep, seals_reasoning=body.wants_sealed_reasoning)
     if body.background:
         return _in_background(service, run, stored, streams=body.stream)
     if body.stream:
@@ -152,18 +159,24 @@ def _stores(service: Service, body: ResponsesBody) -> bool:
     return False
 
 
-def _conversation(service: Service, body: ResponsesBody, owner: bytes) -> tuple[StoredResponse, list[Item]]:
-    """What is to be stored of the conversation that the body begins or goes on with, and its items."""
-    before: tuple[bytes, ...] = ()
-    if body.previous_response_id is not None:
-        previous = _find(service, body.previous_response_id, owner, "previous_response_id")
-        if previous.is_running or previous.status not in CONTINUED:
-            how = "is still being made" if previous.is_running else f"has {previous.status}"
-            raise InvalidRequestError(
-                f"response {shorten(body.previous_response_id)!r} {how}: go on from a completed or incomplete one",
-                "previous_response_id",
-            )
-        before = previous.conversation()
+def _before(service: Service, body: ResponsesBody, owner: bytes) -> tuple[bytes, ...]:
+    """The encoded items that the body goes on from."""
+    if body.previous_response_id is None:
+        return ()
+    previous = _find(service, body.previous_response_id, owner, "previous_response_id")
+    if previous.is_running or previous.status not in CONTINUED:
+        how = "is still being made" if previous.is_running else f"has {previous.status}"
+        raise InvalidRequestError(
+            f"response {shorten(body.previous_response_id)!r} {how}: go on from a completed or incomplete one",
+            "previous_response_id",
+        )
+    return previous.conversation()
+
+
+def _conversation(
+    service: Service, body: ResponsesBody, owner: bytes, before: tuple[bytes, ...]
+) -> tuple[StoredResponse, ChatBody]:
+    """What is to be stored of the conversation, and the chat request for it. Takes some microseconds for each item."""
     history = [decode_item(raw) for raw in before]
 
     def find(item_id: str) -> Item | None:
@@ -173,7 +186,8 @@ def _conversation(service: Service, body: ResponsesBody, owner: bytes) -> tuple[
     if not history and not items and not body.instructions:
         raise InvalidRequestError("input is empty: send at least one item", "input")
     ids = tuple(item.id for item in items)
-    return StoredResponse(owner, before, encode_items(items), ids, "queued"), history + items
+    chat = body.chat_body(chat_messages(body.instructions, [*history, *items]))
+    return StoredResponse(owner, before, encode_items(items), ids, "queued"), chat
 
 
 def _new_reply(service: Service, body: ResponsesBody, stores: bool) -> ResponseReply:
@@ -262,9 +276,10 @@ def _check_query(http: HttpRequest, known: Sequence[str]) -> None:
 def _check_include(http: HttpRequest) -> None:
     for name in ("include", "include[]"):
         for value in http.query_params.getlist(name):
-            if value != LOGPROBS:
+            if value not in INCLUDED:
                 raise InvalidRequestError(
-                    f"include is {shorten(repr(value))}; only {LOGPROBS!r} is supported: leave it out", "include"
+                    f"include is {short_repr(value)}; only {' and '.join(INCLUDED)} are supported: leave it out",
+                    "include",
                 )
 
 

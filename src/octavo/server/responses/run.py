@@ -45,6 +45,8 @@ class Run:
         generation: Generation,
         reply: ResponseReply,
         at_end: Callable[[], None],
+        *,
+        seals_reasoning: bool = False,
     ) -> None:
         self.reply = reply
         self.generation = generation
@@ -52,7 +54,7 @@ class Run:
         self._answer = answer
         self._at_end = at_end
         self._names = TokenNames(frontend.token_bytes, as_ids=False)
-        self._writer = ResponseWriter(reply, answer.call_id)
+        self._writer = ResponseWriter(reply, answer.call_id, seals_reasoning=seals_reasoning)
         self._cancelled = False
 
     async def events(self) -> AsyncIterator[StreamEvent]:

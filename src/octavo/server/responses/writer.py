@@ -12,7 +12,15 @@ from msgspec.structs import replace
 
 from octavo.server.replies import ChatTokenLogprob
 from octavo.server.responses import replies
-from octavo.server.responses.items import CallItem, MessageItem, OutputText, ReasoningItem, ReasoningText, new_item_id
+from octavo.server.responses.items import (
+    CallItem,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    new_item_id,
+    sealed,
+)
 from octavo.server.responses.replies import OutputItem, ResponseEvent, ResponseReply, StreamEvent
 from octavo.server.text_parser import CallArguments, CallStart, Content, Event, Reasoning
 
@@ -25,9 +33,10 @@ class ResponseWriter:
     Each kind of text is an item of its own, in the order of the text: reasoning, a message, a call, a message again.
     """
 
-    def __init__(self, reply: ResponseReply, call_id: Callable[[int], str]) -> None:
+    def __init__(self, reply: ResponseReply, call_id: Callable[[int], str], *, seals_reasoning: bool = False) -> None:
         self._reply = reply
         self._call_id = call_id
+        self._seals_reasoning = seals_reasoning
         self._num_events = 0
         self._events: list[StreamEvent] = []  # of the call that runs
         self._open: OutputItem | None = None  # as it began
@@ -128,7 +137,8 @@ class ResponseWriter:
                 thought = ReasoningText(text)
                 self._put(replies.ReasoningDone, text=text)
                 self._put(replies.PartDone, part=thought)
-                done = replace(self._open, content=[thought], status=status)
+                seal = sealed(text) if self._seals_reasoning else None
+                done = replace(self._open, content=[thought], encrypted_content=seal, status=status)
             case CallItem():
                 self._put(replies.ArgumentsDone, arguments=text)
                 done = replace(self._open, arguments=text, status=status)
