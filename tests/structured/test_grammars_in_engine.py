@@ -113,6 +113,28 @@ def test_a_grammar_that_runs_out_of_fuel_ends_its_request_alone(model: Path, mon
     engine.close()
 
 
+def test_a_matcher_that_breaks_ends_its_request_alone(engine: Engine) -> None:
+    class Panic(BaseException):
+        pass
+
+    class Broken:
+        def consume_token(self, token_id: int) -> None:
+            raise Panic
+
+    engine.submit(request("broken"))
+    engine.submit(request("whole"))
+    ends: dict[str, FinishReason] = {}
+    while engine.has_work:
+        for output in engine.step():
+            if output.finish_reason is not None:
+                ends[output.request_id] = output.finish_reason
+        for live in engine._live.values():
+            if live.seq.request.request_id == "broken" and live.num_outputs == 3 and live.constraint is not None:
+                live.constraint._done.wait()
+                live.constraint._matcher = Broken()  # type: ignore[assignment]
+    assert ends == {"broken": FinishReason.ERROR, "whole": FinishReason.STOP}
+
+
 def test_what_does_not_compile_ends_with_an_error_of_its_own(engine: Engine) -> None:
     ends = run(engine, request("bad", "start: nothing"), request("good"))
     assert ends["bad"].finish_reason is FinishReason.ERROR

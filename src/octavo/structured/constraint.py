@@ -64,17 +64,15 @@ class Constraint:
     def accept(self, token_id: int) -> None:
         if self.error is None:
             self._done.clear()
-            self._worker.put(lambda: self._advance(token_id))
+            self._worker.put(lambda: self._make_mask(token_id))
 
-    def _advance(self, token_id: int) -> None:
-        assert self._matcher is not None
-        self._matcher.consume_token(token_id)
-        self._make_mask()
-
-    def _make_mask(self) -> None:
+    def _make_mask(self, token_id: int | None = None) -> None:
+        """The mask after one more token, or the first."""
         matcher = self._matcher
         assert matcher is not None
         try:
+            if token_id is not None:
+                matcher.consume_token(token_id)
             if not matcher.is_error():
                 matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
             if matcher.is_error():
@@ -83,7 +81,7 @@ class Constraint:
                 rest = self._mask & ~self._banned
                 if rest.any():
                     self._mask[:] = rest
-        except Exception as error:  # whatever it is, the request that waits must hear of it
+        except BaseException as error:  # a panic in Rust, say: the request that waits must hear of it
             self.error = f"the output cannot go on in its form: {type(error).__name__}"
         finally:
             self._done.set()
@@ -123,7 +121,7 @@ class Grammars:
             constraint.begin(matcher.deep_copy())
         except InvalidRequestError as error:
             constraint.refuse(str(error))
-        except Exception as error:
+        except BaseException as error:
             constraint.refuse(f"the grammar did not compile ({type(error).__name__})")
 
 
