@@ -7,8 +7,7 @@ import dataclasses
 import os
 from typing import Any
 
-from octavo.cli.values import human_int as human_int
-from octavo.cli.values import json_object, number, whole_number
+from octavo.cli.values import human_int, json_object, number, whole_number
 from octavo.core.config import ACTIVATION_DTYPES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from octavo.core.errors import ConfigError
 from octavo.core.reasoning import REASONING_PARSERS

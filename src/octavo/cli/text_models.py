@@ -9,7 +9,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from octavo.cli.options import engine_config, given_settings, human_int
+from octavo.cli.options import engine_config, given_settings
+from octavo.cli.values import human_int
 from octavo.core.errors import ConfigError
 from octavo.core.records import SamplingParams
 from octavo.engine.generation_config import load_generation_defaults
