@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo.core.config import EngineConfig
 from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
 from octavo.engine.engine import Engine
 from octavo.structured import compiler
+from octavo.structured.compiler import GrammarCompiler
+from octavo.structured.constraint import Constraint, Grammars
+from tests.structured import vocabulary
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
 SPEC = TinyLlama(context_length=300)
@@ -160,6 +169,118 @@ def test_nobody_waits_for_a_grammar_that_compiles(engine: Engine, monkeypatch: p
     assert ended == ["quick"]
     release.set()
     assert "slow" in [o.request_id for _ in range(100) if engine.has_work for o in engine.step() if o.finish_reason]
+
+
+class Panic(BaseException):
+    """As llguidance's, which are no Exceptions."""
+
+
+class FailingMatcher:
+    """Its second mask fails, as soon as its first token is known; it may panic at that."""
+
+    def __init__(self, panics: bool) -> None:
+        self._panics = panics
+        self._failed = False
+
+    def is_error(self) -> bool:
+        return self._failed
+
+    def get_error(self) -> str:
+        return "out of fuel"
+
+    def consume_token(self, token_id: int) -> None:
+        self._failed = True
+        if self._panics:
+            raise Panic
+
+    def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None:
+        ctypes.memset(address, 0xFF, num_bytes)
+
+
+@pytest.mark.parametrize("panics", [False, True])
+def test_whether_a_token_counts_does_not_depend_on_how_soon_the_next_mask_fails(panics: bool) -> None:
+    grammars = Grammars(vocabulary.compiler, 64)
+    constraint = Constraint(grammars._masking, 64, ())
+    matcher: Any = FailingMatcher(panics)
+    constraint.begin(matcher)
+    mask = np.zeros(2, np.uint32)
+    assert constraint.fill(mask)
+    constraint.accept(1)
+    assert constraint._done.wait(5)
+    assert constraint.error is None, "the token was sampled with a good mask"
+    assert not constraint.fill(mask)
+    assert ("Panic" if panics else "out of fuel") in str(constraint.error)
+    grammars.close()
+
+
+def test_a_panic_ends_its_own_request_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*args: Any) -> None:
+        raise Panic
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GrammarCompiler, "compile", panic)
+        assert run(engine, request("a"))["a"].finish_reason is FinishReason.ERROR
+    assert run(engine, request("b"))["b"].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+def test_a_matcher_goes_with_its_request(engine: Engine, aborted: bool) -> None:
+    engine.submit(request("a"))
+    while not engine._live:
+        engine.step()
+    engine.step()
+    (live,) = engine._live.values()
+    constraint = live.constraint
+    assert constraint is not None
+    assert constraint._matcher is not None
+    if aborted:
+        engine.abort("a")
+    while engine.has_work:
+        engine.step()
+    deadline = time.monotonic() + 5
+    while constraint._matcher is not None:
+        assert time.monotonic() < deadline, "it is still there"
+        time.sleep(0.001)
+
+
+def test_an_engine_closes_without_the_grammars_that_wait(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(model)
+    compiled = []
+    release = threading.Event()
+    make_compiler = engine._grammars._make_compiler
+    monkeypatch.setattr(engine._grammars, "_make_compiler", lambda: release.wait() and make_compiler())
+    monkeypatch.setattr(GrammarCompiler, "compile", lambda self, grammar: compiled.append(grammar))
+    for i in range(5):
+        engine.submit(request(str(i), WORD + " " * i))
+    threading.Timer(0.1, release.set).start()
+    engine.close()
+    assert len(compiled) <= 1
+
+
+def test_an_engine_that_nobody_closes_ends_its_threads(model: Path) -> None:
+    before = threading.active_count()
+    engine = make_engine(model)
+    run(engine, request("a"))
+    assert threading.active_count() == before + 2
+    del engine
+    gc.collect()
+    assert threading.active_count() == before
+
+
+LEFT_OPEN = """
+import sys
+sys.path[:0] = {path!r}
+from tests.structured.test_grammars_in_engine import Path, make_engine, request
+engine = make_engine(Path(sys.argv[1]))
+for i in range(20):
+    engine.submit(request(str(i), 'start: ("x" | "' + "y" * i + '"){{1,3000}} ' * 40))
+"""
+
+
+def test_a_program_can_end_while_grammars_compile(model: Path) -> None:
+    script = LEFT_OPEN.format(path=sys.path)
+    done = subprocess.run([sys.executable, "-c", script, str(model)], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_engine_without_grammars_has_no_threads_for_them(engine: Engine) -> None:

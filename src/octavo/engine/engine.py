@@ -189,7 +189,12 @@ class Engine:
         self._compiling.pop(request_id, None)
         seq = self.scheduler.abort(request_id)
         if seq is not None:
-            del self._live[seq.seq_id]
+            self._forget(seq)
+
+    def _forget(self, seq: Sequence) -> None:
+        live = self._live.pop(seq.seq_id)
+        if live.constraint is not None:
+            live.constraint.close()
 
     def step(self) -> list[RequestOutput]:
         """Move on by one step; returns what is new for clients."""
@@ -207,7 +212,7 @@ class Engine:
             for seq_id, logprobs in scored.items()
         ]
         for seq in self.scheduler.update(result):
-            del self._live[seq.seq_id]
+            self._forget(seq)
         self._stats.num_steps += 1
         self._num_new_tokens += plan.num_tokens
         return outputs

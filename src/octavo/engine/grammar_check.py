@@ -89,7 +89,7 @@ class GrammarChecker:
 
     async def _ask(self, job: Job) -> Verdict:
         async with self._starting:
-            if self._process is None or self._process.returncode is not None:
+            if self._process is None:  # its reader notices its end, and fails whatever it was asked
                 self._process = await self._start()
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._asked[job.number] = future

@@ -28,6 +28,7 @@ from octavo.structured.grammar import grammar_text
 CPU_SECONDS = 1.0  # of one job; most take a few milliseconds
 MEMORY_BYTES = 192 << 20  # of one job, beside the vocabulary
 WALL_SECONDS = 30.0  # a job that has not ended then hangs; on a busy machine a second of work may take some
+STACK_BYTES = 8 << 20  # most systems' own limit; the engine's threads have more
 MASK_SECONDS = 0.05  # the first mask; a step waits for the slowest
 MAX_AT_ONCE = 8
 NICE = 5
@@ -166,6 +167,8 @@ def _try(compiler: GrammarCompiler, job: Job, pipe: int) -> None:
         for inherited in (0, 1):  # whoever reads there shall see the end of our parent, not ours
             os.close(inherited)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        most = resource.getrlimit(resource.RLIMIT_STACK)[1]
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES if most < 0 else min(STACK_BYTES, most), most))
         resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY_BYTES, resource.RLIM_INFINITY))
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # whose signal ends the process
         verdict = judge(compiler, job)

@@ -80,7 +80,8 @@ class _Vocabulary:
         self.special_token_ids = special
         self.eos_token_id = eos
         self.bos_token_id = None
-        self._by_bytes = {token: i for i, token in enumerate(tokens) if token and i not in set(special)}
+        no_text = frozenset(special)
+        self._by_bytes = {token: i for i, token in enumerate(tokens) if token and i not in no_text}
         self._longest = max(map(len, self._by_bytes), default=1)
 
     def __call__(self, text: bytes | str) -> list[int]:
