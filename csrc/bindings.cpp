@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "executor.h"
 
 namespace nb = nanobind;
@@ -70,6 +72,28 @@ void run_program(Program &program, Vector<int32_t> token_ids, Vector<int32_t> fi
   program.run(batch);
 }
 
+void check_lengths(int rows, std::initializer_list<size_t> lengths) {
+  if (rows < 0 || std::min(lengths) < static_cast<size_t>(rows))
+    throw std::invalid_argument("an array has fewer entries than there are rows");
+}
+
+// What sampling and scoring have in common.
+SampleArgs row_results(int rows, Vector<int32_t> num_logprobs, Output<int32_t> token, Output<float> logprob, Output<int32_t> rank,
+                       OutputTable<int32_t> top_ids, OutputTable<float> top_logprobs) {
+  check_lengths(rows, {num_logprobs.size(), token.size(), logprob.size(), rank.size(), top_ids.shape(0), top_logprobs.shape(0)});
+  if (top_ids.shape(1) != top_logprobs.shape(1)) throw std::invalid_argument("top_ids and top_logprobs differ in width");
+  SampleArgs a{};
+  a.rows = rows;
+  a.max_logprobs = static_cast<int>(top_ids.shape(1));
+  a.num_logprobs = num_logprobs.data();
+  a.token = token.data();
+  a.logprob = logprob.data();
+  a.rank = rank.data();
+  a.top_ids = top_ids.data();
+  a.top_logprobs = top_logprobs.data();
+  return a;
+}
+
 void sample_program(Program &program, TensorId logits, int rows, Vector<float> temperature, Vector<int32_t> top_k, Vector<float> top_p,
                     Vector<float> min_p, Vector<float> repetition_penalty, Vector<float> presence_penalty, Vector<float> frequency_penalty,
                     Vector<uint64_t> seed, Vector<uint32_t> position, Vector<uint32_t> sample_index, Vector<int32_t> num_logprobs,
@@ -77,33 +101,12 @@ void sample_program(Program &program, TensorId logits, int rows, Vector<float> t
                     Vector<int32_t> bias_offsets, Vector<int32_t> bias_ids, Vector<float> bias_values, Vector<int32_t> penalty_offsets,
                     Vector<int32_t> penalty_ids, Vector<int32_t> output_counts, Output<int32_t> token, Output<float> logprob,
                     Output<int32_t> rank, OutputTable<int32_t> top_ids, OutputTable<float> top_logprobs) {
-  for (size_t n : {temperature.size(),
-                   top_k.size(),
-                   top_p.size(),
-                   min_p.size(),
-                   repetition_penalty.size(),
-                   presence_penalty.size(),
-                   frequency_penalty.size(),
-                   seed.size(),
-                   position.size(),
-                   sample_index.size(),
-                   num_logprobs.size(),
-                   bitmask_row.size(),
-                   token.size(),
-                   logprob.size(),
-                   rank.size(),
-                   top_ids.shape(0),
-                   top_logprobs.shape(0),
-                   penalty_offsets.size() - 1,
-                   mask_offsets.size() - 1,
-                   bias_offsets.size() - 1})
-    if (rows < 0 || n < static_cast<size_t>(rows)) throw std::invalid_argument("an array has fewer entries than there are rows");
+  SampleArgs a = row_results(rows, num_logprobs, token, logprob, rank, top_ids, top_logprobs);
+  check_lengths(rows, {temperature.size(), top_k.size(), top_p.size(), min_p.size(), repetition_penalty.size(), presence_penalty.size(),
+                       frequency_penalty.size(), seed.size(), position.size(), sample_index.size(), bitmask_row.size(),
+                       penalty_offsets.size() - 1, mask_offsets.size() - 1, bias_offsets.size() - 1});
   for (int i = 0; i < rows; i++)
     if (bitmask_row.data()[i] >= static_cast<int64_t>(bitmasks.shape(0))) throw std::invalid_argument("there is no such bitmask");
-  if (top_ids.shape(1) != top_logprobs.shape(1)) throw std::invalid_argument("top_ids and top_logprobs differ in width");
-  SampleArgs a{};
-  a.rows = rows;
-  a.max_logprobs = static_cast<int>(top_ids.shape(1));
   a.bitmask_words = static_cast<int>(bitmasks.shape(1));
   a.temperature = temperature.data();
   a.top_k = top_k.data();
@@ -115,7 +118,6 @@ void sample_program(Program &program, TensorId logits, int rows, Vector<float> t
   a.seed = seed.data();
   a.position = position.data();
   a.sample_index = sample_index.data();
-  a.num_logprobs = num_logprobs.data();
   a.bitmask_row = bitmask_row.data();
   a.bitmasks = bitmasks.data();
   a.mask_offsets = mask_offsets.data();
@@ -126,29 +128,13 @@ void sample_program(Program &program, TensorId logits, int rows, Vector<float> t
   a.penalty_offsets = penalty_offsets.data();
   a.penalty_ids = penalty_ids.data();
   a.output_counts = output_counts.data();
-  a.token = token.data();
-  a.logprob = logprob.data();
-  a.rank = rank.data();
-  a.top_ids = top_ids.data();
-  a.top_logprobs = top_logprobs.data();
   nb::gil_scoped_release release;
   program.sample(logits, a);
 }
 
 void score_program(Program &program, TensorId logits, int rows, Vector<int32_t> num_logprobs, Output<int32_t> token, Output<float> logprob,
                    Output<int32_t> rank, OutputTable<int32_t> top_ids, OutputTable<float> top_logprobs) {
-  for (size_t n : {num_logprobs.size(), token.size(), logprob.size(), rank.size(), top_ids.shape(0), top_logprobs.shape(0)})
-    if (rows < 0 || n < static_cast<size_t>(rows)) throw std::invalid_argument("an array has fewer entries than there are rows");
-  if (top_ids.shape(1) != top_logprobs.shape(1)) throw std::invalid_argument("top_ids and top_logprobs differ in width");
-  SampleArgs a{};
-  a.rows = rows;
-  a.max_logprobs = static_cast<int>(top_ids.shape(1));
-  a.num_logprobs = num_logprobs.data();
-  a.token = token.data();
-  a.logprob = logprob.data();
-  a.rank = rank.data();
-  a.top_ids = top_ids.data();
-  a.top_logprobs = top_logprobs.data();
+  SampleArgs a = row_results(rows, num_logprobs, token, logprob, rank, top_ids, top_logprobs);
   nb::gil_scoped_release release;
   program.score(logits, a);
 }

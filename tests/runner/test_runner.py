@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -282,6 +283,25 @@ def test_a_plan_for_nobody_leaves_the_program_alone() -> None:
     driver.program.calls.clear()
     driver.step(finished=[0])
     assert driver.program.calls == []
+
+
+def test_nothing_is_kept_of_a_sequence_that_has_finished() -> None:
+    driver = Driver()
+    driver.add(0, [1, 2], prompt_logprobs=1)
+    driver.add(1, [3, 4])
+    driver.step(0, 1)
+    states = [weakref.ref(known.sampler) for known in driver.runner._known.values()]
+    driver.step(1, finished=[0])
+    assert [state() is None for state in states] == [True, False]
+
+
+def test_an_aborted_prompt_leaves_nothing_to_be_scored() -> None:
+    driver = Driver()
+    driver.add(0, [1, 2, 3, 4], prompt_logprobs=1)
+    driver.step(0, counts={0: 2})
+    assert driver.runner._unscored == {0}
+    driver.step(finished=[0])
+    assert driver.runner._unscored == set()
 
 
 def test_sampling_hears_of_seeds_positions_and_what_min_tokens_forbids() -> None:

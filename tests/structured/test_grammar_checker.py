@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -187,23 +186,6 @@ def test_verdicts_are_forgotten_when_they_take_too_much_memory(monkeypatch: pyte
                 await one.grammar(StructuredOutputs(regex=f"a{i}" * 50))
             assert one._kept_bytes <= 1000
             assert one._kept_bytes == sum(map(grammar_check._size, one._kept.values()))
-
-    run(check())
-
-
-def test_a_form_is_not_blamed_for_a_process_that_somebody_else_killed() -> None:
-    async def check() -> None:
-        async with checker() as one:
-            await one.grammar(YES)
-            assert one._process is not None
-            one._process.send_signal(signal.SIGSTOP)
-            form = StructuredOutputs(regex="a+")
-            waiting = asyncio.create_task(one.grammar(form))
-            await asyncio.sleep(0.05)
-            one._process.kill()
-            with pytest.raises(OverloadedError, match="again"):
-                await waiting
-            assert await one.grammar(form)
 
     run(check())
 

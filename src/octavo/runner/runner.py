@@ -82,6 +82,7 @@ class Runner:
         self._eos_token_ids = sorted(eos_token_ids)
         self._constraints_of = constraints_of
         self._known: dict[int, _Known] = {}
+        self._unscored: set[int] = set()  # seq_ids whose prompts are not scored to their end
         self._sampler = Sampler(max_num_seqs, vocab_size)
         self._token_ids = np.zeros(max_num_batched_tokens, np.int32)
         self._first_row = np.zeros(max_num_seqs + 1, np.int32)
@@ -93,7 +94,8 @@ class Runner:
     def execute(self, plan: StepPlan) -> StepResult:
         """One step: forget, learn, copy blocks, compute, sample, score prompts."""
         for seq_id in plan.finished:
-            del self._known[seq_id]
+            self._sampler.forget(self._known.pop(seq_id).sampler)
+            self._unscored.discard(seq_id)
         for seq in plan.new:
             self._learn(seq)
         if plan.block_copies:
@@ -119,6 +121,8 @@ class Runner:
 
     def _score_prompts(self, scheduled: Sequence[ScheduledSequence]) -> list[ScoredPrompt]:
         """Overwrites the logits of the step."""
+        if not self._unscored:
+            return []
         counts: list[tuple[int, int]] = []  # seq_id, tokens to be scored
         rows: list[int] = []
         tokens: list[int] = []
@@ -126,10 +130,13 @@ class Runner:
         begin = 0
         for s in scheduled:
             known = self._known[s.seq_id]
-            end = min(s.first + s.count, known.num_prompt_tokens - 1)
+            last = known.num_prompt_tokens - 1
+            end = min(s.first + s.count, last)
             if known.prompt_logprobs is not None and known.num_scored < end:
                 first, known.num_scored = known.num_scored, end
                 assert first >= s.first, "whose prompt is scored computes all of it"
+                if end == last:
+                    self._unscored.remove(s.seq_id)
                 counts.append((s.seq_id, end - first))
                 rows.extend(range(begin + first - s.first, begin + end - s.first))
                 tokens.extend(known.tokens[first + 1 : end + 1].tolist())
@@ -153,6 +160,8 @@ class Runner:
             constraints=self._constraints_of(seq),
         )
         wanted = request.params.prompt_logprobs
+        if wanted is not None and seq.num_prompt_tokens > 1:
+            self._unscored.add(seq.seq_id)
         self._known[seq.seq_id] = _Known(
             seq.seq_id,
             tokens,

@@ -30,7 +30,8 @@ class SamplerState:
     """What sampling must remember of one sequence: most often only a count.
 
     `sample_index` says which of a request's n samples this is. `params.seed` must not be None, and `params.bad_words`
-    must have their tokens. `constraints`: what holds the output to a form, beside the parameters.
+    must have their tokens. `constraints`: what holds the output to a form, beside the parameters. is_plain: the logits
+    are never edited.
     """
 
     def __init__(
@@ -71,10 +72,13 @@ class SamplerState:
             self._slots = {token: slot for slot, token in enumerate(dict.fromkeys(prompt_token_ids))}
             self._ids = np.fromiter(self._slots, np.int32, len(self._slots))
             self._counts = np.zeros(len(self._slots), np.int32)
+        self.is_plain = not (self.constraints or self.penalised or self.masks or len(self.bias_ids))
 
     def append(self, token_id: int) -> None:
         """Tells of the next output token."""
         self.position += 1
+        if self.is_plain:
+            return
         for constraint in self.constraints:
             constraint.accept(token_id)
         if self._bad_words is not None:
@@ -182,35 +186,28 @@ class Sampler:
         The caller tells the states of the tokens (`append`): a token may yet be discarded.
         """
         assert logits_rows == len(states) <= self.max_rows
+        all_plain = True
         for row, state in enumerate(states):
             if self._occupants[row] is not state:
                 self._seat(row, state)
-            if state.constraints:
-                self._constrain(row, state)
+            if not state.is_plain:
+                all_plain = False
+                if state.constraints:
+                    self._constrain(row, state)
         a = self._arrays
         a.position[:logits_rows] = [state.position for state in states]
-        if any(state.penalised for state in states):
-            occurred = [state.occurred for state in states]
-            a = a._replace(
-                penalty_offsets=_offsets([len(ids) for ids, _ in occurred]),
-                penalty_ids=np.concatenate([ids for ids, _ in occurred]),
-                output_counts=np.concatenate([counts for _, counts in occurred]),
-            )
-        if any(state.masks for state in states):
-            masked = [state.masked for state in states]
-            a = a._replace(mask_offsets=_offsets([len(ids) for ids in masked]), mask_ids=np.concatenate(masked))
-        if any(len(state.bias_ids) for state in states):
-            a = a._replace(
-                bias_offsets=_offsets([len(state.bias_ids) for state in states]),
-                bias_ids=np.concatenate([state.bias_ids for state in states]),
-                bias_values=np.concatenate([state.bias_values for state in states]),
-            )
+        if not all_plain:
+            a = _with_edits(a, states)
         native_sample(logits_rows, *a)
         tokens = a.token[:logits_rows].tolist()
         return [
             (token, token_logprobs(a, row) if state.num_logprobs >= 0 else None)
             for row, (token, state) in enumerate(zip(tokens, states, strict=True))
         ]
+
+    def forget(self, state: SamplerState) -> None:
+        """It samples no more: its rows let go of it."""
+        self._occupants = [None if occupant is state else occupant for occupant in self._occupants]
 
     def _seat(self, row: int, state: SamplerState) -> None:
         if state.num_logprobs > self._arrays.top_ids.shape[1]:
@@ -245,6 +242,27 @@ def token_logprobs(a: SampleArrays | ScoreArrays, row: int) -> TokenLogprobs:
     ids = a.top_ids[row, : a.num_logprobs[row]].tolist()
     count = len(ids) - ids.count(-1)
     return TokenLogprobs(float(a.logprob[row]), int(a.rank[row]), ids[:count], a.top_logprobs[row, :count].tolist())
+
+
+def _with_edits(a: SampleArrays, states: Sequence[SamplerState]) -> SampleArrays:
+    """With the lists of what is masked, biased and penalised in each row."""
+    if any(state.penalised for state in states):
+        occurred = [state.occurred for state in states]
+        a = a._replace(
+            penalty_offsets=_offsets([len(ids) for ids, _ in occurred]),
+            penalty_ids=np.concatenate([ids for ids, _ in occurred]),
+            output_counts=np.concatenate([counts for _, counts in occurred]),
+        )
+    if any(state.masks for state in states):
+        masked = [state.masked for state in states]
+        a = a._replace(mask_offsets=_offsets([len(ids) for ids in masked]), mask_ids=np.concatenate(masked))
+    if any(len(state.bias_ids) for state in states):
+        a = a._replace(
+            bias_offsets=_offsets([len(state.bias_ids) for state in states]),
+            bias_ids=np.concatenate([state.bias_ids for state in states]),
+            bias_values=np.concatenate([state.bias_values for state in states]),
+        )
+    return a
 
 
 def _offsets(lengths: list[int]) -> Array:

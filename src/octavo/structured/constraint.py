@@ -33,7 +33,7 @@ END_SECONDS = 5.0  # for a thread to end what it is doing; a compilation that th
 class Constraint:
     """One sequence held to a grammar. ready: it may be scheduled. error: why its output cannot go on, or None.
 
-    Once it is ready, `error` changes in `fill` alone: which token is the last does not depend on how fast masks are made.
+    Once it is ready, `error` changes in `fill` alone: which token is the last does not depend on how soon a mask fails.
     """
 
     def __init__(self, worker: _Worker, vocab_size: int, banned: Sequence[int]) -> None:
