@@ -44,14 +44,17 @@ def _calls(
     body: ChatBody, parser: type[ToolParser], wanted: StructuredOutputs | None, special_token: SpecialToken
 ) -> str | None:
     """A grammar of the answer's calls, with or without text around them; None if it may be anything."""
-    functions = [Function.of(tool) for tool in body.tools]
+    some_strict = any(tool["function"].get("strict") for tool in body.tools)
+    if not (body.must_call_tools or some_strict or wanted is not None):
+        return None
     size = len(msgspec.json.encode(body.tools))
-    if size > MAX_GRAMMAR_BYTES and (body.must_call_tools or any(function.strict for function in functions)):
+    if size > MAX_GRAMMAR_BYTES:
         raise InvalidRequestError(
             f"tools has {size:,} bytes; to hold calls to it, the limit is {MAX_GRAMMAR_BYTES:,}: send fewer or simpler "
             "functions",
             "tools",
         )
+    functions = [Function.of(tool) for tool in body.tools]
     form = parser.form(special_token)
     only_one = not body.parallel_tool_calls
     if body.must_call_tools:
@@ -69,8 +72,6 @@ def _calls(
                     "tool_choice",
                 )
         return form.required(functions, special_token, only_one=only_one or body.called_function is not None)
-    if wanted is None and not any(function.strict for function in functions):
-        return None
     if form is None:
         what = "tools.strict" if wanted is None else f"{body.form_field} beside tools"
         raise InvalidRequestError(

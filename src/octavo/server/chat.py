@@ -17,6 +17,7 @@ from octavo.server.answer import Answer
 from octavo.server.conversation import read_messages, read_text, read_tools
 from octavo.server.generation import Generation, usage_of
 from octavo.server.logprobs import TokenNames, chat_logprobs, made_aside, num_numbers, prompt_logprobs
+from octavo.server.off_loop import is_large
 from octavo.server.protocol import ChatBody
 from octavo.server.reading import read_body
 from octavo.server.replies import (
@@ -34,7 +35,6 @@ from octavo.server.service import (
     EventStream,
     Service,
     aborted_if_client_leaves,
-    is_large,
     new_id,
     read_limited,
     sse_frame,

@@ -1,4 +1,6 @@
-"""Work on long texts, away from the event loop. Knows how much memory that takes for a moment, not what is done."""
+"""Work on what is long or large, away from the event loop. Knows what takes long, and how much memory that takes for a
+moment, not what is done.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,12 @@ import asyncio
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 THREAD_CHARACTERS = 8192  # text longer than this is tokenized in a thread: some milliseconds
 TRIM_CHARACTERS = 128 << 10  # some 25 MB
+
+THREAD_VALUES = 2000  # a conversation of more is brought into another form in a thread: some milliseconds
 
 T = TypeVar("T")
 
@@ -27,6 +31,22 @@ async def off_loop(work: Callable[[], T], num_characters: int) -> T:
     finally:
         if num_characters > TRIM_CHARACTERS:
             await asyncio.to_thread(_malloc_trim(), 0)
+
+
+def is_large(*values: Any) -> bool:
+    """Whether what JSON holds has so many values, or so much text, that work on it is for a thread."""
+    waiting, left = list(values), THREAD_VALUES
+    while waiting and left > len(waiting):
+        value = waiting.pop()
+        left -= 1
+        match value:
+            case dict():
+                waiting += value.values()
+            case list():
+                waiting += value
+            case str():
+                left -= len(value) // 1000
+    return left <= len(waiting)
 
 
 @cache

@@ -39,7 +39,6 @@ MAX_HELD_BYTES = 256 << 20  # of all larger bodies that are being received
 # JSON is read on the event loop: so many values, and so many lists, objects and keys, take some 50 ms and 100 MB.
 MAX_COMMAS = 1 << 20
 MAX_BRACKETS = 1 << 18
-THREAD_VALUES = 2000  # a conversation of more is brought into another form in a thread: some milliseconds
 
 
 class Service:
@@ -221,22 +220,6 @@ async def read_limited(http: HttpRequest) -> bytes:
         if count > limit:
             raise ApiError(413, f"the body has {count:,} {what}, the limit is {limit:,}: send less at a time")
     return bytes(body)
-
-
-def is_large(*values: Any) -> bool:
-    """Whether what JSON holds has so many values, or so much text, that work on it is for a thread."""
-    waiting, left = list(values), THREAD_VALUES
-    while waiting and left > len(waiting):
-        value = waiting.pop()
-        left -= 1
-        match value:
-            case dict():
-                waiting += value.values()
-            case list():
-                waiting += value
-            case str():
-                left -= len(value) // 1000
-    return left <= len(waiting)
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from octavo.core.errors import InvalidRequestError, short_repr, shorten
 from octavo.server.chat import start_chat
 from octavo.server.errors import ApiError
+from octavo.server.off_loop import is_large
 from octavo.server.protocol import ChatBody
 from octavo.server.reading import read_body
 from octavo.server.responses.background import EventLog, Job
@@ -23,7 +24,7 @@ from octavo.server.responses.items import Item, chat_messages, decode_item, enco
 from octavo.server.responses.replies import DeletedResponse, InputItemList, ResponseReply
 from octavo.server.responses.run import Run
 from octavo.server.responses.store import StoredResponse
-from octavo.server.service import EventStream, Service, aborted_if_client_leaves, is_large, read_limited
+from octavo.server.service import EventStream, Service, aborted_if_client_leaves, read_limited
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100  # input items in one reply
 THREAD_ITEMS = 500  # longer histories are read in a thread: some milliseconds
