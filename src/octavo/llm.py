@@ -31,6 +31,8 @@ from octavo.structured.grammar import answer_within, grammar_text
 
 logger = logging.getLogger(__name__)
 
+MAX_KNOWN_GRAMMARS = 32  # that need not be tried again
+
 Prompt = str | list[int]
 Message = Mapping[str, Any]
 
@@ -125,7 +127,7 @@ class LLM:
         self._lock = threading.Lock()  # held for each step and each change of the engine's requests
         self._ids = itertools.count()
         self._compiler: GrammarCompiler | None = None  # tries grammars before the engine does, whose caller is far away
-        self._grammars: set[str] = set()  # that compile
+        self._grammars: deque[str] = deque(maxlen=MAX_KNOWN_GRAMMARS)  # the last ones that compiled
         self._inboxes: dict[str, deque[RequestOutput]] = {}  # request id -> where its outputs wait to be yielded
 
     @property
@@ -253,7 +255,7 @@ class LLM:
                 setup = self._frontend.grammar_setup()
                 self._compiler = GrammarCompiler(setup.token_bytes, setup.special, setup.eos, setup.vocab_size)
             self._compiler.compile(grammar)
-            self._grammars.add(grammar)
+            self._grammars.append(grammar)
         return grammar
 
     def _stream(self, token_ids: list[int], params: SamplingParams | None) -> Generator[str]:

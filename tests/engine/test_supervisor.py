@@ -38,7 +38,9 @@ class World:
     launches: how each engine after the first is launched; the last of them again and again.
     """
 
-    def __init__(self, launches: list[EngineConfig | list[str]] | None = None, max_restarts: int | None = None) -> None:
+    def __init__(
+        self, launches: list[EngineConfig | list[str] | Exception] | None = None, max_restarts: int | None = None
+    ) -> None:
         self.clock = VirtualClock()
         self.delays: list[float] = []
         self.num_given_up = 0
@@ -86,6 +88,8 @@ class World:
 
     def _launch(self) -> EngineProcess:
         what = self._launches.pop(0) if len(self._launches) > 1 else self._launches[0]
+        if isinstance(what, Exception):
+            raise what
         if isinstance(what, EngineConfig):
             return launch_engine(what, FINE)
         return launch_engine(EngineConfig("echo"), what)
@@ -174,6 +178,19 @@ def test_engines_that_do_not_start_are_tried_later_and_later(caplog: pytest.LogC
     assert (
         caplog.text.count("could not be started again: the engine process ended with exit code 1 while it loaded") == 8
     )
+
+
+def test_whatever_goes_wrong_at_a_start_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    world = World([OSError("no more processes"), RuntimeError("nobody thought of this"), FINE])
+
+    async def scenario() -> None:
+        await world.kill()
+        await world.until_back()
+
+    world.run(scenario)
+    assert world.delays == [0, 0.5, 1]
+    assert "could not be started again: no more processes" in caplog.text
+    assert caplog.text.count("Traceback") == 1
 
 
 def test_an_engine_that_crashes_again_and_again_is_waited_for_longer_each_time() -> None:

@@ -50,33 +50,56 @@ def test_reasoning_is_found_byte_by_byte_and_in_one_piece(tags: ReasoningTags, t
     assert ("i" if whole.inside else "a" if whole.over else ".") == expected[-1]
 
 
-def answer(budget: int, tags: ReasoningTags, wish: str) -> list[int]:
+def answer(budget: int, tags: ReasoningTags, wish: bytes) -> list[int]:
     """The tokens of a model that writes `wish`, but for what is forced upon it."""
     constraint = ThinkingBudget(budget, tags, token_bytes)
     tokens: list[int] = []
-    for letter in wish:
+    for byte in wish:
         mask = np.full(mask_words(VOCAB_SIZE), 77, np.uint32)
         if constraint.fill(mask):
             (token,) = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         else:
-            token = ord(letter)
+            token = byte
         constraint.accept(int(token))
         tokens.append(int(token))
     return tokens
 
 
 def test_a_spent_budget_forces_the_end_and_then_the_answer_is_free() -> None:
-    assert answer(3, OPEN, "abcdefgh") == [*b"abc", 280, 290, *b"fgh"]
-    assert answer(0, OPEN, "abcd") == [280, 290, *b"cd"]
+    assert answer(3, OPEN, b"abcdefgh") == [*b"abc", 280, 290, *b"fgh"]
+    assert answer(0, OPEN, b"abcd") == [280, 290, *b"cd"]
+
+
+@pytest.mark.parametrize("text", ["é", "€", "😀"])
+@pytest.mark.parametrize("budget", [1, 2, 3, 4, 5])
+def test_a_character_that_the_budget_cuts_is_finished_first(text: str, budget: int) -> None:
+    data = text.encode()
+    begun = -(-(budget - 1) // len(data)) * len(data)
+    assert answer(budget, OPEN, b"a" + data * 9)[: begun + 3] == [*b"a", *(data * 9)[:begun], 280, 290]
+
+
+def test_bytes_that_are_no_characters_do_not_put_the_end_off() -> None:
+    assert answer(2, OPEN, b"\xf0" * 9) == [*b"\xf0" * 5, 280, 290, *b"\xf0" * 2]
+
+
+def test_an_end_that_something_else_forbids_is_tried_again() -> None:
+    constraint = ThinkingBudget(1, OPEN, token_bytes)
+    for token in (97, 98, 280, 99, 280):
+        constraint.accept(token)
+    mask = np.zeros(mask_words(VOCAB_SIZE), np.uint32)
+    assert constraint.fill(mask)
+    assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == [290]
+    constraint.accept(290)
+    assert not constraint.fill(mask)
 
 
 def test_only_reasoning_counts() -> None:
-    assert answer(2, THINK, "\n\n[T]abcdefg") == [*b"\n\n[T]ab", 280, 290, *b"efg"]
-    assert answer(0, THINK, "[T]abc") == [*b"[T]", 280, 290, *b"c"]
-    assert answer(2, THINK, "abcdef") == [*b"abcdef"]
-    assert answer(0, NEVER, "abcdef") == [*b"abcdef"]
+    assert answer(2, THINK, b"\n\n[T]abcdefg") == [*b"\n\n[T]ab", 280, 290, *b"efg"]
+    assert answer(0, THINK, b"[T]abc") == [*b"[T]", 280, 290, *b"c"]
+    assert answer(2, THINK, b"abcdef") == [*b"abcdef"]
+    assert answer(0, NEVER, b"abcdef") == [*b"abcdef"]
 
 
 def test_reasoning_that_ends_in_time_is_left_alone() -> None:
-    assert answer(5, OPEN, "a[/T]bcdefghi") == [*b"a[/T]bcdefghi"]
-    assert answer(4, OPEN, "a[/T]bcdef") == [*b"a[/T", 280, 290, *b"cdef"]
+    assert answer(5, OPEN, b"a[/T]bcdefghi") == [*b"a[/T]bcdefghi"]
+    assert answer(4, OPEN, b"a[/T]bcdef") == [*b"a[/T", 280, 290, *b"cdef"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -12,15 +13,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from octavo.core.config import EngineConfig
-from octavo.core.records import FinishReason, Request, RequestOutput, SamplingParams
+from octavo.core.records import (
+    FinishReason,
+    ReasoningTags,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputs,
+)
 from octavo.engine.engine import Engine
 from octavo.structured import compiler
 from octavo.structured.compiler import GrammarCompiler
 from octavo.structured.constraint import Constraint, Grammars
+from octavo.structured.grammar import answer_within, grammar_text
 from tests.structured import vocabulary
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
@@ -103,9 +113,50 @@ def test_with_ignore_eos_a_grammar_that_may_go_on_does(engine: Engine) -> None:
 
 
 def test_a_stop_string_ends_it_within_its_grammar(engine: Engine) -> None:
-    end = run(engine, request("a", 'start: /[a-e]*/ "x" /[a-e]*/', stop=("x",), logit_bias={ord("x") - 33: 50}))["a"]
+    end = run(engine, request("a", 'start: /[a-e]*/ "x" /[a-e]*/', stop=("x",), logit_bias={ord("x"): 50}))["a"]
     assert (end.finish_reason, end.stop_reason) == (FinishReason.STOP, "x")
     assert b"x" not in end.text
+
+
+TAGS = ReasoningTags(starts=(), ends=("</think>",), is_open=True, end_token_ids=tuple(b"</think>"))
+THINKING = grammar_text(StructuredOutputs(regex="[a-z]{20}"), answer_within(TAGS, lambda text: None))
+
+
+def thinking(request_id: str, **params: Any) -> Request:
+    return msgspec.structs.replace(
+        request(request_id, THINKING, thinking_token_budget=7, temperature=1.5, **params), reasoning=TAGS
+    )
+
+
+def test_a_spent_budget_ends_the_reasoning_and_the_grammar_goes_on_with_the_answer(engine: Engine) -> None:
+    for seed in range(3):
+        end = run(engine, thinking("a", seed=seed, skip_special_tokens=False))["a"]
+        thoughts, _, answer = end.text.partition(b"</think>")
+        assert end.finish_reason is FinishReason.STOP
+        assert thoughts
+        assert re.fullmatch(rb"[ \r\n\t]{0,8}[a-z]{20}", answer)
+
+
+@pytest.mark.parametrize(
+    ("params", "reason", "stop_reason"),
+    [
+        ({"stop": ("/thi",)}, FinishReason.STOP, "/thi"),
+        ({"max_tokens": 10}, FinishReason.LENGTH, None),
+        ({"bad_words": ("think",), "bad_words_token_ids": ((ord("t"),),)}, FinishReason.STOP, None),
+        ({"allowed_token_ids": tuple(b"abc")}, FinishReason.STOP, None),
+        ({"logit_bias": dict.fromkeys(b"</think>", -100)}, FinishReason.STOP, None),
+        ({"min_tokens": 58}, FinishReason.STOP, None),
+    ],
+)
+def test_what_is_forced_can_end_an_output_and_nothing_can_forbid_it(
+    engine: Engine, params: dict[str, Any], reason: FinishReason, stop_reason: str | None
+) -> None:
+    end = run(engine, thinking("a", **params))["a"]
+    assert (end.finish_reason, end.stop_reason) == (reason, stop_reason)
+    if stop_reason is None and reason is FinishReason.STOP:
+        assert b"</think>" in end.text
+    else:
+        assert end.text.endswith(b"<" if stop_reason else b"</t")
 
 
 def test_a_grammar_that_runs_out_of_fuel_ends_its_request_alone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 from octavo.core.records import ReasoningTags
 from octavo.runner.sampling import Array
 
+MAX_REST = 3  # tokens that a character may lack
+
 
 class ReasoningProgress:
     """Whether an output, fed token by token, is `inside` of its reasoning, or that is `over` (or never comes)."""
@@ -41,11 +43,22 @@ class ReasoningProgress:
             self.inside, self.over = False, True
         self._text = self._text[-self._longest_end :]
 
+    @property
+    def is_mid_character(self) -> bool:
+        """Whether bytes of the last character are missing."""
+        for count, byte in enumerate(reversed(self._text[-MAX_REST:]), start=1):
+            if byte >= 0xC0:  # the first of several
+                return count < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+            if byte < 0x80:
+                break
+        return False
+
 
 class ThinkingBudget:
     """A `TokenConstraint`: after `budget` tokens of reasoning come the tokens of an end tag, and nothing else.
 
-    token_bytes: what a token adds to the text, a special token too.
+    A character that the budget cuts may be finished first. Where a later constraint has its way, as a grammar that
+    forbids half a character, the end is tried again. token_bytes: what a token adds to the text, a special token too.
     """
 
     def __init__(self, budget: int, tags: ReasoningTags, token_bytes: Callable[[int], bytes]) -> None:
@@ -65,16 +78,20 @@ class ThinkingBudget:
         return True
 
     def accept(self, token_id: int) -> None:
-        if self._next is not None:
-            self._next += 1
-            if self._next == len(self._end):
-                self._next = None
-                self._progress.over, self._progress.inside = True, False
-        elif not self._progress.over:
-            self._left -= self._progress.inside
-            self._progress.feed(self._token_bytes(token_id))
+        if self._progress.over:
+            self._next = None
+            return
+        self._left -= self._progress.inside
+        self._progress.feed(self._token_bytes(token_id))
+        if self._next is None or token_id != self._end[self._next]:
             self._force_if_spent()
+        elif self._next + 1 < len(self._end):
+            self._next += 1
+        else:
+            self._next = None
+            self._progress.over, self._progress.inside = True, False
 
     def _force_if_spent(self) -> None:
-        if self._progress.inside and self._left <= 0 and self._end:
-            self._next = 0
+        progress = self._progress
+        spent = self._left <= 0 and (self._left <= -MAX_REST or not progress.is_mid_character)
+        self._next = 0 if progress.inside and spent and self._end else None

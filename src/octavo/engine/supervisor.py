@@ -151,8 +151,9 @@ class EngineSupervisor:
             try:
                 client = await self._connect(self._launch())
                 await self._check_same(client)
-            except (OctavoError, OSError) as error:
-                logger.error("the engine could not be started again: %s", error)
+            except Exception as error:  # whatever it is, whoever keeps an engine running goes on
+                known = isinstance(error, OctavoError | OSError)
+                logger.error("the engine could not be started again: %s", error, exc_info=not known)
                 continue
             self._past, self._client, self.info = self.totals, client, client.info
             self.num_restarts += 1
