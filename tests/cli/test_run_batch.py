@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from octavo.cli.batch.files import Entry, Reply, ReplyFile, check_entries, read_entries
+from octavo.cli.batch.asgi import post
+from octavo.cli.batch.files import MAX_LINE_BYTES, Entry, Reply, ReplyFile, check_entries, read_entries
 from octavo.cli.batch.run import MAX_ATTEMPTS, Counts, run_batch
 from octavo.core.errors import ConfigError
 from tests.server.harness import ENVIRONMENT, children_of
@@ -129,7 +132,9 @@ class Answers:
         return Reply(rest.pop(0) if rest else 200, "r", {})
 
 
-def run(answers: Answers, output: Path, names: str, max_concurrency: int = 3) -> tuple[Counts, list[float]]:
+def run(
+    answers: Callable[[Entry], Awaitable[Reply]], output: Path, names: str, max_concurrency: int = 3
+) -> tuple[Counts, list[float]]:
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -138,7 +143,7 @@ def run(answers: Answers, output: Path, names: str, max_concurrency: int = 3) ->
     with ReplyFile(str(output), set(names)) as file:
         counts = asyncio.run(
             run_batch(
-                entries(*names),
+                lambda: entries(*names),
                 answers,
                 file,
                 max_concurrency=max_concurrency,
@@ -162,12 +167,31 @@ def test_every_request_is_asked_once_and_not_too_many_together(output: Path) -> 
 def test_a_server_error_is_asked_again_and_at_last_written(output: Path) -> None:
     counts, pauses = run(Answers(a=[503, 500], b=[500] * 99), output, "ab", max_concurrency=1)
     assert counts == Counts(answered=1, failed=1)
-    assert pauses == [1, 2, 1, 2, 4, 8]
+    assert pauses == [1, 2, 4, 8]
     assert replies(output) == {"a": 200, "b": 500}
     answers = Answers()
     assert run(answers, output, "ab")[0] == Counts(answered=1)
     assert answers.asked == ["b"]
-    assert len(pauses) == MAX_ATTEMPTS + 1
+    assert len(pauses) == MAX_ATTEMPTS - 1
+
+
+def test_a_request_that_kills_the_engine_each_time_takes_no_other_with_it(output: Path) -> None:
+    dead = False
+
+    async def ask(entry: Entry) -> Reply:
+        """All that run when the engine dies fail."""
+        nonlocal dead
+        dead = dead or entry.custom_id == "x"
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        status = 500 if dead else 200
+        await asyncio.sleep(0)
+        dead = False
+        return Reply(status, "r", {})
+
+    counts, _ = run(ask, output, "abcdexfghij", max_concurrency=20)
+    assert counts == Counts(answered=10, failed=1)
+    assert replies(output)["x"] == 500
 
 
 def test_a_full_disk_ends_the_run_and_says_so(output: Path) -> None:
@@ -178,15 +202,66 @@ def test_a_full_disk_ends_the_run_and_says_so(output: Path) -> None:
             run(Answers(), output, "ab")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert output.read_bytes().endswith(b"\n")
     answers = Answers()
     run(answers, output, "ab")
     assert replies(output) == {"a": 200, "b": 200}
     assert answers.asked == ["b"]
 
 
-def test_the_output_is_a_file() -> None:
+def test_input_and_output_are_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no regular file"):
         ReplyFile("/dev/full", {"a"})
+    with pytest.raises(ConfigError, match="no regular file, and it is read more than once"):
+        check_entries("/dev/null")
+    path = tmp_path / "in.jsonl"
+    with path.open("wb") as file:
+        file.write(f"{line('a')}\n".encode())
+        file.truncate(MAX_LINE_BYTES + 1000)
+    with pytest.raises(ConfigError, match="line 2 is longer than"):
+        check_entries(str(path))
+
+
+def test_what_is_dropped_from_an_output_leaves_its_place_and_its_rights(tmp_path: Path, output: Path) -> None:
+    real = tmp_path / "real.jsonl"
+    output.symlink_to(real)
+    run(Answers(a=[500] * 99), output, "ab")
+    real.chmod(0o640)
+    assert run(Answers(), output, "abc")[0] == Counts(answered=2)
+    assert output.is_symlink()
+    assert replies(real) == dict.fromkeys("abc", 200)
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
+def test_an_output_that_cannot_be_mended_says_so(output: Path) -> None:
+    run(Answers(b=[500] * 99), output, "ab")
+    before = output.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(ConfigError, match="File too large"):
+            ReplyFile(str(output), {"a", "b"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert output.read_bytes() == before
+    assert os.listdir(output.parent) == [output.name]
+
+
+def test_a_long_output_is_read_in_large_pieces(output: Path) -> None:
+    reply = {"custom_id": "a", "response": {"status_code": 200, "body": "w" * 1000}}
+    output.write_text(f"{json.dumps(reply)}\n" * 2000)
+    began = time.process_time()
+    ReplyFile(str(output), {"a"}).close()
+    assert time.process_time() - began < 0.5  # a system call for each byte takes seconds
+
+
+def test_a_routes_unexpected_error_is_a_reply() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 500, "headers": [(b"x-request-id", b"r1")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+        raise KeyError("as Starlette does it")
+
+    assert asyncio.run(post(app, *entries("a"))) == Reply(500, "r1", {})
 
 
 def start(source: Path, output: Path) -> subprocess.Popen[str]:

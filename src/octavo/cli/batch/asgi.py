@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from octavo.cli.batch.files import Entry, Reply
+from octavo.cli.batch.files import RETRIED_STATUS, Entry, Reply
+
+logger = logging.getLogger(__name__)
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -47,5 +50,10 @@ async def post(app: Application, entry: Entry) -> Reply:
         else:
             parts.append(message.get("body", b""))
 
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    except Exception:  # Starlette raises what it has answered with 500 once more, for the server's log
+        if status < RETRIED_STATUS:
+            raise
+        logger.exception("an unexpected error at %s", entry.route)
     return Reply(status, headers.get(b"x-request-id", b"").decode("latin-1"), json.loads(b"".join(parts)))

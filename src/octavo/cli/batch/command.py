@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection
 from functools import partial
 
-from octavo.cli.batch.files import ReplyFile, check_entries, read_entries
+from octavo.cli.batch.files import Entry, Reply, ReplyFile, check_entries, read_entries
 from octavo.cli.options import add_engine_flags, engine_config
 from octavo.cli.serve import make_service, supervised
 from octavo.cli.server_options import add_chat_flags, chat_settings
@@ -16,6 +16,9 @@ from octavo.core.errors import ConfigError, EngineDeadError
 from octavo.engine.process import launch_engine
 from octavo.engine.text_side import load_text_side
 from octavo.server.settings import ServerSettings
+
+POLL_SECONDS = 0.1
+MAX_RESTARTS = 20  # in a row; the last ones have half a minute between them
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         import asyncio
 
-        settings = ServerSettings(access_log=False, **chat_settings(args))
+        settings = ServerSettings(access_log=False, max_engine_restarts=MAX_RESTARTS, **chat_settings(args))
         try:
             return asyncio.run(_run(args, engine_config(args), settings, output, len(custom_ids)))
         except KeyboardInterrupt:
@@ -75,11 +78,17 @@ async def _run(
         for warning in (*text.warnings, *engine.info.warnings):
             print(f"octavo: warning: {warning}", file=sys.stderr)
         app = create_app(service)
+
+        async def ask(entry: Entry) -> Reply:
+            while not engine.is_alive:  # a large model takes longer to load than any number of attempts
+                await asyncio.sleep(POLL_SECONDS)
+            return await post(app, entry)
+
         bar = tqdm(total=num_entries, initial=len(output.done), disable=args.disable_tqdm or None, unit=" requests")
         with bar:
             counts = await run_batch(
-                read_entries(args.input_file),
-                partial(post, app),
+                partial(read_entries, args.input_file),
+                ask,
                 output,
                 max_concurrency=args.max_concurrency or 2 * config.max_num_seqs,
                 on_reply=bar.update,

@@ -12,12 +12,14 @@ import stat
 import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, Self
 
 from octavo.core.errors import ConfigError, shorten
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 MAX_SHOWN = 5  # bad lines that an error names
+MAX_LINE_BYTES = 64 << 20  # twice the largest body that the routes take
 RETRIED_STATUS = 500  # a reply from here on was no answer to the request: it is asked again when a run goes on
 
 
@@ -40,7 +42,7 @@ class Reply:
 def read_entries(path: str) -> Iterator[Entry]:
     """The requests of a file that `check_entries` has been through."""
     with open(path, "rb") as file:
-        for line in file:
+        for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
             if line.strip():
                 yield _entry(line)
 
@@ -51,7 +53,13 @@ def check_entries(path: str) -> set[str]:
     wrong: list[str] = []
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"the input {path} is no regular file, and it is read more than once: name a file")
+            for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), 1):
+                if len(line) == MAX_LINE_BYTES:
+                    raise ConfigError(
+                        f"{path}, line {number} is longer than {MAX_LINE_BYTES:,} bytes: send less at a time"
+                    )
                 if not line.strip():
                     continue
                 try:
@@ -119,6 +127,9 @@ class ReplyFile:
         except BlockingIOError:
             self._file.close()
             raise ConfigError(f"another run writes {path}: wait for it, or name another output") from None
+        except OSError as error:
+            self._file.close()
+            raise ConfigError(f"the output {path} cannot be written: {error.strerror}") from None
         except BaseException:
             self._file.close()
             raise
@@ -131,10 +142,12 @@ class ReplyFile:
             "error": None,
         }
         rest = memoryview(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        end = os.fstat(self._file.fileno()).st_size
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
+            self._file.truncate(end)  # or a reply that still fits would go on in the line of this one
             raise ConfigError(f"the output cannot be written ({error.strerror}): mend that and run it again") from None
         self.done.add(entry.custom_id)
 
@@ -150,44 +163,34 @@ class ReplyFile:
     def _keep_what_is_good(self, path: str, custom_ids: Collection[str]) -> None:
         if os.fstat(self._file.fileno()).st_ino != os.stat(path).st_ino:  # another run has just put a new file there
             raise BlockingIOError
-        self._file.seek(0)
-        kept: list[bytes] = []
-        dropped = False
-        for number, line in enumerate(self._file, 1):
-            try:
-                reply = json.loads(line) if line.endswith(b"\n") else None
-            except (ValueError, RecursionError):
-                reply = None
-            if reply is None:
-                if line.endswith(b"\n"):
-                    raise ConfigError(f"{path}, line {number} is no reply of a batch: name another output")
-                dropped = True
-                continue
-            match reply:
-                case {"custom_id": str(custom_id), "response": {"status_code": int(status)}}:
-                    if custom_id not in custom_ids:
-                        raise ConfigError(
-                            f"{path} has a reply to {shorten(custom_id)!r}, which the input does not have: name "
-                            "another output"
-                        )
-                    if status < RETRIED_STATUS:
-                        self.done.add(custom_id)
-                        kept.append(line)
-                    else:
-                        dropped = True
-                case _:
-                    raise ConfigError(f"{path}, line {number} is no reply of a batch: name another output")
+        dropped: set[int] = set()
+        with open(path, "rb") as file:  # buffered, as our own is not
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    dropped.add(number)
+                    continue
+                custom_id, status = _read_reply(line, f"{path}, line {number}")
+                if custom_id not in custom_ids:
+                    raise ConfigError(
+                        f"{path} has a reply to {shorten(custom_id)!r}, which the input does not have: name another "
+                        "output"
+                    )
+                if status < RETRIED_STATUS:
+                    self.done.add(custom_id)
+                else:
+                    dropped.add(number)
         if dropped:
-            self._replace(path, kept)
+            self._drop(os.path.realpath(path), dropped)
 
-    def _replace(self, path: str, lines: list[bytes]) -> None:
+    def _drop(self, path: str, numbers: Collection[int]) -> None:
         """Whatever kills this, either the old file or the new one is there, whole."""
         beside = f"{path}.{os.getpid()}.tmp"
-        new = open(beside, "w+b", buffering=0)  # noqa: SIM115 - becomes the file
+        new: BinaryIO = open(beside, "a+b", buffering=0)  # noqa: SIM115 - becomes the file
         try:
+            os.fchmod(new.fileno(), stat.S_IMODE(os.fstat(self._file.fileno()).st_mode))
             fcntl.flock(new, fcntl.LOCK_EX)
-            for line in lines:
-                new.write(line)
+            with open(path, "rb") as old, open(beside, "wb") as buffered:
+                buffered.writelines(line for number, line in enumerate(old, 1) if number not in numbers)
             os.fsync(new.fileno())
             os.replace(beside, path)
         except BaseException:
@@ -196,3 +199,15 @@ class ReplyFile:
             raise
         self._file.close()
         self._file = new
+
+
+def _read_reply(line: bytes, where: str) -> tuple[str, int]:
+    """The custom_id and status of a line of an output."""
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        reply = None
+    match reply:
+        case {"custom_id": str(custom_id), "response": {"status_code": int(status)}}:
+            return custom_id, status
+    raise ConfigError(f"{where} is no reply of a batch: name another output")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from octavo.cli.batch.files import RETRIED_STATUS, Entry, Reply, ReplyFile
 
 MAX_ATTEMPTS = 5
+ATTEMPTS_TOGETHER = 2  # later ones are made alone: a request that kills the engine each time takes no other with it
 LONGEST_PAUSE = 10.0  # seconds between two attempts
 
 
@@ -20,7 +21,7 @@ class Counts:
 
 
 async def run_batch(
-    entries: Iterable[Entry],
+    entries: Callable[[], Iterable[Entry]],
     ask: Callable[[Entry], Awaitable[Reply]],
     output: ReplyFile,
     *,
@@ -28,20 +29,43 @@ async def run_batch(
     on_reply: Callable[[], None],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Counts:
-    """Ask for every entry that has no reply yet. `entries` is read as it goes. Raises what `ask` and `output` raise."""
+    """Ask for every entry that has no reply yet; those that fail are asked again when all others are done.
+
+    `entries` is called for each attempt, and read as it goes. Raises what `ask` and `output` raise.
+    """
     counts = Counts()
-    slots = asyncio.Semaphore(max_concurrency)
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        is_last = attempt == MAX_ATTEMPTS
+        concurrency = max_concurrency if attempt <= ATTEMPTS_TOGETHER else 1
+        if not await _attempt(entries(), ask, output, counts, concurrency, on_reply, is_last) or is_last:
+            break
+        await sleep(min(2.0 ** (attempt - 1), LONGEST_PAUSE))
+    return counts
+
+
+async def _attempt(
+    entries: Iterable[Entry],
+    ask: Callable[[Entry], Awaitable[Reply]],
+    output: ReplyFile,
+    counts: Counts,
+    concurrency: int,
+    on_reply: Callable[[], None],
+    is_last: bool,
+) -> int:
+    """Ask once for every entry that has no reply yet; how many failed. What fails at last is written too."""
+    slots = asyncio.Semaphore(concurrency)
+    num_failed = 0
 
     async def answer(entry: Entry) -> None:
+        nonlocal num_failed
         try:
-            for attempt in range(MAX_ATTEMPTS):
-                if attempt:
-                    await sleep(min(2.0 ** (attempt - 1), LONGEST_PAUSE))
-                reply = await ask(entry)
-                if reply.status < RETRIED_STATUS:
-                    break
+            reply = await ask(entry)
         finally:
             slots.release()
+        if reply.status >= RETRIED_STATUS:
+            num_failed += 1
+            if not is_last:
+                return
         output.append(entry, reply)
         counts.answered += reply.status < 400
         counts.refused += 400 <= reply.status < RETRIED_STATUS
@@ -56,4 +80,4 @@ async def run_batch(
                     tasks.create_task(answer(entry))
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
-    return counts
+    return num_failed
