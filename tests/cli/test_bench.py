@@ -8,6 +8,7 @@ import random
 import socket
 import statistics
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,12 @@ def test_refusals_are_failures_with_the_servers_words(
         (["--header", "x"], "NAME=VALUE"),
         (["--percentile-metrics", "ttft,speed"], "of ttft, tpot, itl, e2el"),
         (["--metric-percentiles", "101"], "between 0 and 100"),
+        (["--num-warmups", "-1"], "--num-warmups is -1; it must be at least 0"),
+        (["--output-len", "0"], "--output-len is 0; it must be at least 1"),
+        (["--prefix-repetition-suffix-len", "-3"], "must be at least 1"),
+        (["--endpoint", "v1/completions"], "must look like /v1/completions"),
+        (["--api-key", "a\nb"], "the API key has characters"),
+        (["--save-result", "--result-dir", "/dev/null/x"], "the folder /dev/null/x cannot be made"),
     ],
 )
 def test_wrong_flags_say_what_is_wrong(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,6 +150,12 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
             "a",
         ),
         ((HEAD + b'data: {"choices": [{"text": "a"}]}\n\n',), "without [DONE]", "a"),
+        ((HEAD + b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n',), "", "a"),
+        (
+            (HEAD + b': ping\n\ndata: {"error": null, "choices": [{"text": "a", "finish_reason": "stop"}]}\n\n',),
+            "",
+            "a",
+        ),
         ((HEAD + b'data: {"error": {"message": "broke"}}\n\ndata: [DONE]\n\n',), "broke", ""),
         ((HEAD + b"data: nonsense\n\n",), "no event of a stream: nonsense", ""),
         ((b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nda",), "closed the connection", ""),
@@ -183,6 +196,69 @@ def test_a_kept_connection_that_the_server_closed_is_made_again() -> None:
     assert asyncio.run(twice()) == [2]
 
 
+async def serve_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The first chunk after FIRST seconds, five more GAP apart, the end after TAIL; closes each connection."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    body = b'{"data": [{"id": "slow"}]}' if head.startswith(b"GET") else b""
+    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body)
+    if not body:
+        writer.write(b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\r\n\r\n')
+        for pause in (FIRST, *[GAP] * 5):
+            await asyncio.sleep(pause)
+            writer.write(b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": null}]}\r\n\r\n')
+        await asyncio.sleep(TAIL)
+        usage = b"" if b"x-no-usage" in head else b', "usage": {"prompt_tokens": 9, "completion_tokens": 6}'
+        writer.write(b'data: {"choices": [{"delta": {}, "finish_reason": "length"}]%b}\r\n\r\n' % usage)
+        writer.write(b"data: [DONE]\r\n\r\n")
+    writer.close()
+
+
+FIRST, GAP, TAIL = 0.15, 0.02, 0.3
+
+
+@pytest.mark.parametrize("flags", [[], ["--header", "x-no-usage=ä"]])
+def test_times_are_those_of_the_server(tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    ports: list[int] = []
+    ready, end = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with await asyncio.start_server(serve_slowly, "127.0.0.1", 0) as listener:
+            ports.append(listener.sockets[0].getsockname()[1])
+            ready.set()
+            await asyncio.to_thread(end.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    ready.wait()
+    (tmp_path / "p").write_text('{"prompt": "good", "output_tokens": 6}')
+    command = ["bench", "serve", "--backend", "openai-chat", "--port", str(ports[0]), "--num-prompts", "10"]
+    dataset = ["--dataset-name", "custom", "--dataset-path", str(tmp_path / "p"), "--max-concurrency", "5"]
+    result_flags = ["--save-result", "--result-dir", str(tmp_path / "new"), "--result-filename", "r.json"]
+    figures = ["--percentile-metrics", "ttft,tpot,itl,e2el", "--goodput", "tpot:19", "e2el:60000"]
+    try:
+        assert main([*command, *dataset, *result_flags, *figures, *flags]) == 0
+    finally:
+        end.set()
+        thread.join()
+    result = json.loads((tmp_path / "new" / "r.json").read_text())
+    for name, seconds in (("ttft", FIRST), ("tpot", GAP), ("itl", GAP), ("e2el", FIRST + 5 * GAP + TAIL)):
+        assert 990 * seconds <= result[f"median_{name}_ms"] < 3000 * seconds, name
+    assert result["request_goodput"] == 0
+    assert result["duration"] >= 2 * (FIRST + 5 * GAP + TAIL)
+    assert result["total_output_tokens"] == 60
+    assert result["total_input_tokens"] == (0 if flags else 90)
+    assert ("10 answers came without usage" in capsys.readouterr().err) == bool(flags)
+
+
+def test_a_server_that_refuses_is_not_waited_for(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    refusal = b"HTTP/1.1 401 No\r\nContent-Length: 7\r\n\r\nno key!"
+    began = time.monotonic()
+    assert main(["bench", "serve", "--port", str(answer_with(refusal))]) == 2
+    assert "/v1/models is answered with 401: no key!" in capsys.readouterr().err
+    assert main(["bench", "serve", "--base-url", f"{server.url}/elsewhere"]) == 2
+    assert time.monotonic() - began < 10  # it is a minute for one that does not answer yet
+
+
 def test_lengths_keep_to_their_distribution() -> None:
     generator = random.Random(1)
     uniform = [Lengths(100, 0.5).draw(generator) for _ in range(4000)]
@@ -204,6 +280,7 @@ def test_arrivals_keep_to_their_rate_and_burstiness() -> None:
         assert statistics.mean(values) == pytest.approx(1 / 50, rel=0.05)
         variation = statistics.stdev(values) / statistics.mean(values)
         assert variation == pytest.approx(1 / math.sqrt(burstiness), rel=0.05)
+    assert arrival_times(3, 50.0, math.inf, random.Random(1)) == [0.0, 0.02, 0.04]
     assert arrival_times(3, math.inf, 1.0, random.Random(1)) == [0.0, 0.0, 0.0]
 
 

@@ -29,10 +29,19 @@ class Answer:
     start: float = 0.0
     chunk_times: list[float] = field(default_factory=list)  # of the chunks that brought text
     end: float = 0.0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
+    prompt_tokens: int = 0  # as the server's usage has them; 0 if it has none
+    output_tokens: int = 0  # the same, or else a token a chunk
+    has_usage: bool = False
     text: str = ""
     error: str | None = None
+
+
+class RefusedError(ConfigError):
+    """Waiting would not help. `status` is that of the reply, 0 if there is none."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Client:
@@ -49,8 +58,8 @@ class Client:
         self._host = parts.hostname
         self._port = port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        lines = {"Host": parts.netloc, "Content-Type": "application/json", **(headers or {})}
+        self._prefix = urllib.parse.quote(parts.path.rstrip("/").removesuffix("/v1"), safe="/%")
+        lines = {"Host": parts.netloc.rpartition("@")[2], "Content-Type": "application/json", **(headers or {})}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._idle: list[_Connection] = []
 
@@ -61,8 +70,12 @@ class Client:
             status = await self._exchange("GET", path, b"", parts.append)
             content = b"".join(parts)
             if status != 200:
-                raise ConfigError(f"{path} is answered with {status}: {_message(content)}")
+                raise RefusedError(f"{path} is answered with {status}: {_message(content)}", status)
             return json.loads(content)
+        except ssl.SSLCertVerificationError as error:
+            raise RefusedError(
+                f"the server's certificate is not trusted ({error.verify_message}): name one that is in SSL_CERT_FILE"
+            ) from None
         except (OSError, EOFError, ValueError, httptools.HttpParserError) as error:
             raise ConfigError(f"no answer to {path} ({error or type(error).__name__}): is the server there?") from None
 
@@ -72,6 +85,7 @@ class Client:
         reader = _EventReader(answer)
         try:
             status = await self._exchange("POST", path, json.dumps(body).encode(), reader.feed)
+            reader.finish()
             if status != 200:
                 answer.error = f"{status}: {_message(reader.rest)}"
             elif answer.error is None and not reader.done:
@@ -79,6 +93,8 @@ class Client:
         except (OSError, EOFError, httptools.HttpParserError) as error:
             answer.error = answer.error or f"{type(error).__name__}: {error}"
         answer.end = time.perf_counter()
+        if not answer.has_usage:
+            answer.output_tokens = len(answer.chunk_times)
         return answer
 
     def close(self) -> None:
@@ -88,7 +104,7 @@ class Client:
     async def _exchange(self, method: str, path: str, content: bytes, on_body: Any) -> int:
         """One request on a connection of its own; the status of the reply. A kept connection may be gone: once more."""
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(content)}\r\n\r\n"
-        request = head.encode("latin-1") + content
+        request = head.encode("utf-8", "surrogateescape") + content  # what came in no UTF-8 goes as it came
         while True:
             kept = bool(self._idle)
             connection = self._idle.pop() if kept else await self._connect()
@@ -166,19 +182,26 @@ class _EventReader:
 
     def __init__(self, answer: Answer) -> None:
         self.rest = b""  # of an event that is not whole; of a refusal, all there is
-        self.done = False
+        self.done = False  # the last event, or the reason why it was the last, has come
         self._answer = answer
 
     def feed(self, data: bytes) -> None:
         *events, self.rest = (self.rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
-            for line in event.split(b"\n"):
-                if line.startswith(b"data:"):
-                    data = line.removeprefix(b"data:").strip()
-                    try:
-                        self._take(data)
-                    except (ValueError, LookupError, TypeError, AttributeError):
-                        self._answer.error = f"no event of a stream: {_message(data)}"
+            self._read(event)
+
+    def finish(self) -> None:
+        """The reply is whole: its last event needs no empty line behind it."""
+        self._read(self.rest)
+
+    def _read(self, event: bytes) -> None:
+        for line in event.split(b"\n"):
+            if line.startswith(b"data:"):
+                data = line.removeprefix(b"data:").strip()
+                try:
+                    self._take(data)
+                except (ValueError, LookupError, TypeError, AttributeError):
+                    self._answer.error = f"no event of a stream: {_message(data)}"
 
     def _take(self, data: bytes) -> None:
         if data == DONE:
@@ -186,13 +209,21 @@ class _EventReader:
             return
         chunk = json.loads(data)
         answer = self._answer
-        if "error" in chunk:
+        if chunk.get("error"):
             answer.error = _message(data)
         if usage := chunk.get("usage"):
+            answer.has_usage = True
             answer.prompt_tokens, answer.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
-            text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+            self.done |= choice.get("finish_reason") is not None
+            text = (
+                choice.get("text")
+                or delta.get("content")
+                or delta.get("reasoning_content")
+                or delta.get("reasoning")
+                or ""
+            )
             # A chunk may bring a token that shows nothing yet, and the last one brings the reason only.
             if text or (choice.get("finish_reason") is None and "role" not in delta):
                 answer.chunk_times.append(time.perf_counter())

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from octavo.cli.bench.http_client import Answer, Client
+from octavo.cli.bench.http_client import Answer, Client, RefusedError
 from octavo.cli.bench.report import statistics, write_json
 from octavo.cli.bench.serve import NAMES, Plan
 from octavo.cli.bench.workload import Lengths, Sample, arrival_times, dataset_samples, random_samples
@@ -57,6 +57,13 @@ async def _ready(client: Client, args: argparse.Namespace) -> str:
             return str(args.model or listed["data"][0]["id"])
         except (LookupError, TypeError):
             raise ConfigError("/v1/models lists no model: name one with --model") from None
+        except RefusedError as error:
+            if args.model and error.status == 404:  # not every server lists its models
+                return str(args.model)
+            if error.status < 500:
+                raise
+            if time.monotonic() >= deadline:
+                raise
         except ConfigError:
             if time.monotonic() >= deadline:
                 raise
@@ -173,6 +180,7 @@ def _figures(
         "request_throughput": len(good) / duration,
         "output_throughput": output / duration,
         "total_token_throughput": (prompt + output) / duration,
+        "num_without_usage": sum(not a.has_usage for a in good),
         "errors": sorted({a.error for a in answers if a.error is not None})[:10],
     }
     if plan.goodput:
@@ -213,6 +221,11 @@ def _show(result: dict[str, Any], plan: Plan) -> None:
         )
         rows.append((f"{NAMES[name]}, ms", figures))
     print(format_table(rows))
+    if count := result["num_without_usage"]:
+        print(
+            f"octavo: warning: {count} answers came without usage: prompts are not counted, and each chunk as a token",
+            file=sys.stderr,
+        )
     for error in result["errors"]:
         print(f"octavo: failed: {error}", file=sys.stderr)
 

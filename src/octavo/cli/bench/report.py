@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,16 @@ def parse_percentiles(text: str) -> list[float]:
     if not all(0 <= value <= 100 for value in values):
         raise ValueError(f"{text}: percentiles are between 0 and 100")
     return values
+
+
+def prepare_folder(path: str) -> None:
+    """Makes it if it is not there, before a long run that writes there at its end. Raises ConfigError."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {path} cannot be made: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"the folder {path} cannot be written: choose another one")
 
 
 def write_json(path: str, result: Mapping[str, Any]) -> None:

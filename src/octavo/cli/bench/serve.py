@@ -5,15 +5,21 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.cli.bench.report import parse_percentiles
+from octavo.cli.bench.report import parse_percentiles, prepare_folder
 from octavo.cli.bench.workload import DISTRIBUTIONS
 from octavo.cli.values import json_object
 from octavo.core.errors import ConfigError
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions", "vllm": "/v1/completions"}
+POSITIVE = (
+    *("num_prompts", "max_concurrency", "output_len", "random_input_len", "random_output_len"),
+    *("prefix_repetition_num_prefixes", "prefix_repetition_prefix_len", "prefix_repetition_suffix_len"),
+    "prefix_repetition_output_len",
+)
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 NAMES = {
     "ttft": "time to first token",
@@ -98,13 +104,18 @@ class Plan:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Plan:
         """Raises ConfigError."""
-        for name in ("num_prompts", "random_input_len", "random_output_len", "prefix_repetition_num_prefixes"):
-            if getattr(args, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
-        if args.max_concurrency is not None and args.max_concurrency < 1:
-            raise ConfigError(f"--max-concurrency is {args.max_concurrency}; it must be at least 1")
+        for name in POSITIVE:
+            if (value := getattr(args, name)) is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+        for name in ("num_warmups", "random_prefix_len"):
+            if (value := getattr(args, name)) < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least 0")
+        if args.endpoint is not None and not re.fullmatch(r"/[!-~]*", args.endpoint):
+            raise ConfigError(f"--endpoint is {args.endpoint!r}; it must look like /v1/completions")
         if not args.request_rate > 0 or not args.burstiness > 0:
             raise ConfigError("--request-rate and --burstiness must be greater than 0")
+        if args.save_result or args.save_detailed:
+            prepare_folder(args.result_dir)
         if not 0 <= args.random_range_ratio <= 1:
             raise ConfigError(f"--random-range-ratio is {args.random_range_ratio}; it must be between 0 and 1")
         if (args.dataset_name in ("sharegpt", "custom")) != (args.dataset_path is not None):
@@ -118,6 +129,8 @@ class Plan:
         except ValueError as error:
             raise ConfigError(f"--metric-percentiles: {error}") from None
         key = args.api_key or os.environ.get("OPENAI_API_KEY") or os.environ.get("OCTAVO_API_KEY")
+        if key is not None and not key.isprintable():
+            raise ConfigError("the API key has characters that no header can have: look for a line break at its end")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         return cls(
             args.base_url or f"http://{args.host}:{args.port}",

@@ -6,6 +6,7 @@ All of it follows from a seed. Knows no server and no tokenizer: the prompts of 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -84,10 +85,12 @@ def arrival_times(count: int, rate: float, burstiness: float, generator: random.
     """Seconds from the start at which each request is sent.
 
     rate: requests a second, perhaps infinite. The gaps are gamma distributed with shape `burstiness`: 1 is a Poisson
-    process, less comes in bursts, more is more regular.
+    process, less comes in bursts, more is more regular, and infinity is even.
     """
-    if rate == float("inf"):
+    if math.isinf(rate):
         return [0.0] * count
+    if math.isinf(burstiness):
+        return [i / rate for i in range(count)]
     times, now = [], 0.0
     for _ in range(count):
         times.append(now)
