@@ -512,6 +512,18 @@ def test_events_after_the_last_are_none(quick_server: ServerProcess) -> None:
     assert not list(frames(quick_server, "GET", f"{path}{number + 9}"))
 
 
+def test_a_response_whose_events_fill_the_store_fails_and_says_so() -> None:
+    for server in fake_server(flags=["--responses-store-bytes", "65536"]):
+        events = streamed(server, input="abc", max_output_tokens=900, background=True)
+        assert events[-1].type == "response.failed"
+        assert len(events) < 800
+        response = openai_client(server).responses.retrieve(events[0].response.id)
+        assert response.status == "failed"
+        assert response.error is not None
+        assert "--responses-store-bytes" in response.error.message
+        assert whole(server, input="abc", max_output_tokens=5).status == "incomplete"
+
+
 def test_only_so_many_responses_wait_in_the_background() -> None:
     for process in fake_server(0.005, flags=["--responses-store-size", "2"]):
         client = openai_client(process)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -238,6 +239,43 @@ def test_what_runs_is_never_evicted() -> None:
 
 
 # -- the log of events -------------------------------------------------------------------------------------------------
+
+
+def test_what_grows_while_it_runs_is_counted_and_makes_room_or_has_none() -> None:
+    async def frames() -> AsyncIterator[bytes]:
+        yield b""
+
+    store = ResponseStore(3, 100_000)
+    done, running = stored(b"a", size=10_000), stored(b"a", size=10)
+    running.job, running.log = Job(frames(), bytes, lambda: None, None), EventLog()
+    assert store.put("done", done)
+    assert store.put("running", running)
+    before = store.num_bytes
+    running.log.add(bytes(50_000))
+    assert store.recount("running")
+    assert store.num_bytes == before + 50_000
+    running.log.add(bytes(45_000))
+    assert store.recount("running")
+    assert store.get("done", b"a") is None
+    running.log.add(bytes(10_000))
+    assert not store.recount("running")
+    store.remove("running")
+    assert store.num_bytes == 0
+
+
+def test_a_job_tells_that_its_log_grows() -> None:
+    async def frames() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield bytes(20_000)
+
+    async def run() -> int:
+        calls: list[int] = []
+        job = Job(frames(), bytes, lambda: None, EventLog(), lambda: calls.append(1))
+        job.start()
+        await job.cancel()
+        return len(calls)
+
+    assert asyncio.run(run()) == 2
 
 
 def test_every_reader_of_a_log_gets_all_of_it() -> None:

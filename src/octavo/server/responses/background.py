@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+GROWTH_BYTES = 64 << 10  # of a log, after which its job tells
+
 
 class EventLog:
     """Frames of a stream, kept so that any number of readers get all of them, when they come and when they began."""
@@ -46,7 +48,8 @@ class EventLog:
 class Job:
     """Reads `frames` to their end in a task of its own, and into the log if there is one.
 
-    snapshot: the response as it stands, encoded. abort: makes the frames end soon.
+    snapshot: the response as it stands, encoded. abort: makes the frames end soon. grew: called now and then while the
+    log grows.
     """
 
     def __init__(
@@ -55,11 +58,13 @@ class Job:
         snapshot: Callable[[], bytes],
         abort: Callable[[], None],
         log: EventLog | None,
+        grew: Callable[[], None] = lambda: None,
     ) -> None:
         self.snapshot = snapshot
         self._log = log
         self._frames = frames
         self._abort = abort
+        self._grew = grew
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -72,10 +77,14 @@ class Job:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
+        told = 0
         try:
             async for frame in self._frames:
                 if self._log is not None:
                     self._log.add(frame)
+                    if self._log.num_bytes - told > GROWTH_BYTES:
+                        told = self._log.num_bytes
+                        self._grew()
         finally:
             if self._log is not None:
                 self._log.end()

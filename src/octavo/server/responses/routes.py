@@ -66,7 +66,9 @@ async def create_response(service: Service, http: HttpRequest) -> Response:
             stored.outputs = encode_items(reply.output)
             stored.item_ids += tuple(item.id for item in reply.output)
             stored.reply = run.encoded()
-            service.responses.put(reply.id, stored)
+            if not service.responses.put(reply.id, stored):
+                stored.log = None
+                service.responses.put(reply.id, stored)
 
     run = Run(service.frontend, answer, generation, reply, keep, seals_reasoning=body.wants_sealed_reasoning)
     if body.background:
@@ -222,7 +224,15 @@ def _new_reply(service: Service, body: ResponsesBody, stores: bool) -> ResponseR
 def _in_background(service: Service, run: Run, stored: StoredResponse, *, streams: bool) -> Response:
     stored.is_background = True
     stored.log = log = EventLog() if streams else None
-    stored.job = job = Job(_counted(service, run.frames()), run.encoded, run.cancel, log)
+
+    def grew() -> None:
+        if not service.responses.recount(run.reply.id):
+            run.give_up(
+                "there is no room for more events of responses in the background (--responses-store-bytes): ask for "
+                "fewer tokens, without stream, or for fewer responses at a time"
+            )
+
+    stored.job = job = Job(_counted(service, run.frames()), run.encoded, run.cancel, log, grew)
     if not service.responses.put(run.reply.id, stored):
         run.cancel()
         raise ApiError(

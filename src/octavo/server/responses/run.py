@@ -56,6 +56,7 @@ class Run:
         self._names = TokenNames(frontend.token_bytes, as_ids=False)
         self._writer = ResponseWriter(reply, answer.call_id, seals_reasoning=seals_reasoning)
         self._cancelled = False
+        self._why_failed = "the server is stopping: ask again when it is back"
 
     async def events(self) -> AsyncIterator[StreamEvent]:
         """Raises what the engine raises: before the first event, unless the response is made in the background."""
@@ -95,6 +96,11 @@ class Run:
         self._cancelled = True
         self.generation.abort()
 
+    def give_up(self, why: str) -> None:
+        """It fails, soon."""
+        self._why_failed = why
+        self.generation.abort()
+
     def _read(self, text: str, output: RequestOutput) -> list[StreamEvent]:
         answer, num_before = self._answer, self._answer.num_reasoning_tokens
         is_last = output.finish_reason is not None
@@ -122,7 +128,7 @@ class Run:
             reply.status = "cancelled"
         elif aborted:
             reply.status = "failed"
-            reply.error = replies.ResponseError("server_error", "the server is stopping: ask again when it is back")
+            reply.error = replies.ResponseError("server_error", self._why_failed)
         elif stopped:
             reply.status = "completed"
             reply.completed_at = int(time.time())

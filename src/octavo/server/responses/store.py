@@ -86,6 +86,18 @@ class ResponseStore:
             self._items[stored.owner, item_id] = (response_id, raw)
         return True
 
+    def recount(self, response_id: str) -> bool:
+        """Count what a response has grown to. False if there is no room for that beside those that run."""
+        stored = self._stored.get(response_id)
+        if stored is None:
+            return True
+        growth = stored.num_bytes - self._sizes[response_id]
+        if not self._make_room(growth, places=0):
+            return False
+        self._sizes[response_id] += growth
+        self._num_bytes += growth
+        return True
+
     def get(self, response_id: str, owner: bytes) -> StoredResponse | None:
         """None if there is none, or it is another's."""
         stored = self._stored.get(response_id)
@@ -108,8 +120,8 @@ class ResponseStore:
             if self._items.get(key, ("", b""))[0] == response_id:  # no later response has the same item
                 del self._items[key]
 
-    def _make_room(self, size: int) -> bool:
-        while len(self._stored) >= self.max_responses or self._num_bytes + size > self.max_bytes:
+    def _make_room(self, size: int, places: int = 1) -> bool:
+        while len(self._stored) + places > self.max_responses or self._num_bytes + size > self.max_bytes:
             oldest = next((i for i, stored in self._stored.items() if not stored.is_running), None)
             if oldest is None:
                 return False
