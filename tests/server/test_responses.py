@@ -449,7 +449,7 @@ def test_a_server_without_a_store_says_so_where_one_is_needed() -> None:
 
 def test_a_response_in_the_background_is_made_without_its_client(steady_server: ServerProcess) -> None:
     client = openai_client(steady_server)
-    response = client.responses.create(model=MODEL_NAME, input=say("x" * 40), background=True)
+    response = client.responses.create(model=MODEL_NAME, input=say("x" * 300), background=True)
     assert (response.status, response.output, response.background) == ("queued", [], True)
     wait_until(lambda: client.responses.retrieve(response.id).status == "in_progress")
     assert httpx.get(f"{steady_server.url}/load").json()["server_load"] >= 1
@@ -458,7 +458,7 @@ def test_a_response_in_the_background_is_made_without_its_client(steady_server: 
     wait_until(lambda: client.responses.retrieve(response.id).status == "completed")
     done = client.responses.retrieve(response.id)
     validated(done.model_dump())
-    assert done.output_text == "x" * 40
+    assert done.output_text == "x" * 300
     with pytest.raises(openai.BadRequestError, match="has ended already"):
         client.responses.cancel(response.id)
     assert (
@@ -555,8 +555,8 @@ def test_a_client_that_leaves_ends_its_response(steady_server: ServerProcess) ->
 
 def test_an_engine_that_dies_is_told_to_whoever_waits(own_server: ServerProcess) -> None:
     client = openai_client(own_server)
-    background = client.responses.create(model=MODEL_NAME, input=say("x" * 900), background=True)
-    events = frames(own_server, "POST", "/v1/responses", {"input": say("x" * 900), "stream": True})
+    background = client.responses.create(model=MODEL_NAME, input=say("x" * 450), background=True)
+    events = frames(own_server, "POST", "/v1/responses", {"input": say("x" * 450), "stream": True})
     for event in events:
         if event.type == "response.output_text.delta":
             os.kill(own_server.engine_pid(), signal.SIGKILL)
