@@ -173,10 +173,11 @@ def test_a_grammar_that_runs_out_of_fuel_ends_its_request_alone(model: Path, mon
     engine.close()
 
 
-def test_a_matcher_that_breaks_ends_its_request_alone(engine: Engine) -> None:
-    class Panic(BaseException):
-        pass
+class Panic(BaseException):
+    """As llguidance's, which are no Exceptions."""
 
+
+def test_a_matcher_that_breaks_ends_its_request_alone(engine: Engine) -> None:
     class Broken:
         def consume_token(self, token_id: int) -> None:
             raise Panic
@@ -222,8 +223,20 @@ def test_nobody_waits_for_a_grammar_that_compiles(engine: Engine, monkeypatch: p
     assert "slow" in [o.request_id for _ in range(100) if engine.has_work for o in engine.step() if o.finish_reason]
 
 
-class Panic(BaseException):
-    """As llguidance's, which are no Exceptions."""
+def test_an_output_does_not_depend_on_what_others_with_its_grammar_tried(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 800)
+    growing = "start: /(.|\\n)*[a-m].{12}X/"
+
+    def outcome(*requests: Request) -> tuple[FinishReason | None, bytes]:
+        engine = make_engine(model)
+        end = run(engine, *requests)["a"]
+        engine.close()
+        return end.finish_reason, end.text
+
+    alone = outcome(request("a", growing))
+    assert outcome(*(request(str(i), growing, seed=i) for i in range(6)), request("a", growing)) == alone
 
 
 class FailingMatcher:
@@ -300,7 +313,10 @@ def test_an_engine_closes_without_the_grammars_that_wait(model: Path, monkeypatc
     release = threading.Event()
     make_compiler = engine._grammars._make_compiler
     monkeypatch.setattr(engine._grammars, "_make_compiler", lambda: release.wait() and make_compiler())
-    monkeypatch.setattr(GrammarCompiler, "compile", lambda self, grammar: compiled.append(grammar))
+    compile_one = GrammarCompiler.compile
+    monkeypatch.setattr(
+        GrammarCompiler, "compile", lambda self, grammar: compiled.append(grammar) or compile_one(self, grammar)
+    )
     for i in range(5):
         engine.submit(request(str(i), WORD + " " * i))
     threading.Timer(0.1, release.set).start()

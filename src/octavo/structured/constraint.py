@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.uint32]  # [ceil(vocab_size / 32)]
 
-MAX_KEPT_GRAMMARS = 32  # compiled ones, ready for the next request
 STACK_BYTES = 64 << 20  # of each thread: more than the checker's, so what passed there passes here
 END_SECONDS = 5.0  # for a thread to end what it is doing; a compilation that the checker let through takes one
 
@@ -113,10 +111,9 @@ class Grammars:
     def __init__(self, make_compiler: Callable[[], GrammarCompiler], vocab_size: int) -> None:
         self._make_compiler = make_compiler
         self._vocab_size = vocab_size
-        self._compiler: GrammarCompiler | None = None
+        self._compiler: GrammarCompiler | None = None  # of the compiling thread
         self._compiling = _Worker("octavo-grammars", STACK_BYTES)
         self._masking = _Worker("octavo-masks", STACK_BYTES)
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()  # of the compiling thread, as is the compiler
         self.close = weakref.finalize(self, _close_all, self._compiling, self._masking)
 
     def constrain(self, grammar: str, banned: Sequence[int] = ()) -> Constraint:
@@ -127,15 +124,11 @@ class Grammars:
 
     def _begin(self, constraint: Constraint, grammar: str) -> None:
         try:
-            matcher = self._kept.get(grammar)
-            if matcher is None:
-                if self._compiler is None:
-                    self._compiler = self._make_compiler()
-                matcher = self._kept[grammar] = self._compiler.compile(grammar)
-                if len(self._kept) > MAX_KEPT_GRAMMARS:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(grammar)
-            constraint.begin(matcher.deep_copy())
+            if self._compiler is None:
+                self._compiler = self._make_compiler()
+            # Each time anew: copies of a matcher share its lexer, so its limits and what it has learnt, and a request
+            # could end otherwise than alone. Most take 1 to 15 ms.
+            constraint.begin(self._compiler.compile(grammar))
         except InvalidRequestError as error:
             constraint.refuse(str(error))
         except BaseException as error:  # a panic of llguidance is no Exception

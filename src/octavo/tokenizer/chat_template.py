@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from octavo.core.errors import InvalidRequestError
+from octavo.core.errors import InvalidRequestError, shorten
 from octavo.tokenizer.hf_folder import HFFolder
 from octavo.tokenizer.vocabulary import Vocabulary
 
@@ -255,7 +255,8 @@ def _with_content(message: Mapping[str, Any], index: int, form: ContentForm) -> 
         return {**fields, "content": [{"type": "text", "text": content}]} if form is ContentForm.PARTS else fields
     if not isinstance(content, Sequence):
         raise InvalidRequestError(
-            f"messages[{index}].content is {content!r}; it must be a string or a list of text parts", param="messages"
+            f"messages[{index}].content is {shorten(repr(content))}; it must be a string or a list of text parts",
+            param="messages",
         )
     texts = [_text_of(part, index) for part in content]
     if form is ContentForm.TEXT:
@@ -268,7 +269,7 @@ def _text_of(part: Any, index: int) -> str:
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, Mapping) else part
         raise InvalidRequestError(
-            f"messages[{index}].content has a part of type {kind!r};"
+            f"messages[{index}].content has a part of type {shorten(repr(kind))};"
             ' only {"type": "text", "text": "..."} is supported',
             param="messages",
         )
