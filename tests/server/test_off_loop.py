@@ -1,16 +1,55 @@
-"""What is long or large is worked on beside the event loop."""
-
 from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.core.config import EngineConfig
+from octavo.engine.model_location import locate_model
+from octavo.engine.text_side import load_text_side
 from octavo.server.off_loop import THREAD_CHARACTERS, THREAD_VALUES, is_large, off_loop
 
 TURN = {"role": "user", "content": "a"}
+
+
+def own_memory() -> int:
+    """Bytes that this process has filled."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
+
+
+def test_short_work_stays_on_the_loop_and_long_work_leaves_it() -> None:
+    async def threads() -> list[bool]:
+        here = threading.get_ident()
+        sizes = (THREAD_CHARACTERS, THREAD_CHARACTERS + 1, 10**6)
+        return [await off_loop(threading.get_ident, size) == here for size in sizes]
+
+    assert asyncio.run(threads()) == [True, False, False]
+
+
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_what_the_work_raises_comes_through(size: int) -> None:
+    def work() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        asyncio.run(off_loop(work, size))
+
+
+def test_long_texts_in_many_threads_leave_no_memory_behind() -> None:
+    tokenizer = load_text_side(locate_model(EngineConfig())).tokenizer
+    text = " ".join(f"{i:x}ab" for i in range(20_000))
+
+    async def at_once(times: int) -> None:
+        await asyncio.gather(*(off_loop(lambda: len(tokenizer.encode(text)), len(text)) for _ in range(times)))
+
+    asyncio.run(at_once(1))  # the tokenizer's cache is full now
+    before = own_memory()
+    asyncio.run(at_once(6))
+    assert own_memory() - before < 15e6
 
 
 @pytest.mark.parametrize(
@@ -27,9 +66,3 @@ TURN = {"role": "user", "content": "a"}
 )
 def test_a_conversation_is_large_by_its_values_or_its_text(values: tuple[Any, ...], large: bool) -> None:
     assert is_large(*values) is large
-
-
-@pytest.mark.parametrize("num_characters", [THREAD_CHARACTERS, THREAD_CHARACTERS + 1, 1 << 20])
-def test_work_on_a_long_text_is_done_in_a_thread(num_characters: int) -> None:
-    worker = asyncio.run(off_loop(threading.current_thread, num_characters))
-    assert (worker is threading.main_thread()) == (num_characters <= THREAD_CHARACTERS)
