@@ -7,10 +7,12 @@ import os
 import pty
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +21,8 @@ import pytest
 
 from octavo.cli.chat import COMMANDS, Chat, converse
 from octavo.cli.line_reader import make_line_reader
+from octavo.cli.remote import RemoteModel
+from octavo.cli.terminal import show
 from octavo.cli.text_models import Message, Piece
 from octavo.core.errors import ConfigError, EngineDeadError, InvalidRequestError
 from octavo.core.records import SamplingParams
@@ -38,6 +42,11 @@ class Echo:
 
     def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams) -> Generator[Piece]:
         self.asked.append((list(messages), sampling_params))
+        if messages[-1]["content"] == "interrupt early":
+            raise KeyboardInterrupt
+        return self._answer(messages)
+
+    def _answer(self, messages: Sequence[Message]) -> Generator[Piece]:
         match messages[-1]["content"]:
             case "too long":
                 raise InvalidRequestError("messages has 9 tokens")
@@ -136,6 +145,37 @@ def test_a_stopped_answer_stays_in_the_conversation(chat: Chat, capsys: pytest.C
     chat.take("interrupt")
     assert said(chat) == ["interrupt", "half"]
     assert capsys.readouterr().out == "half\n"
+
+
+def test_ctrl_c_before_an_answer_begins_ends_neither_program_nor_conversation(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines(monkeypatch, "a\ninterrupt early\nb\n")
+    converse(chat)
+    assert said(chat) == ["a", "<a>", "b", "<b>"]
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "styled"), [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({"NO_COLOR": "1"}, False)]
+)
+def test_a_terminal_gets_styles_if_it_wants_them_and_no_control_characters_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], styled: bool
+) -> None:
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Screen())
+    pieces = [Piece("hm", is_reasoning=True), Piece("a\x1b[2J\x9b\x07\n\tö")]
+    assert show(piece for piece in pieces) == "a\x1b[2J\x9b\x07\n\tö"
+    out = sys.stdout.getvalue()
+    assert out.endswith("a\ufffd[2J\ufffd\ufffd\n\tö\n")
+    assert out.removesuffix("a\ufffd[2J\ufffd\ufffd\n\tö\n") == ("\x1b[2mhm\x1b[0m\n\n" if styled else "hm\n\n")
 
 
 def test_reasoning_is_shown_and_not_remembered(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,6 +308,26 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_not_the_program(slow_server: 
     assert (tmp_path / "octavo" / "chat_history").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("history", ["folder", "damaged"])
+def test_a_history_that_cannot_be_kept_ends_no_conversation(
+    slow_server: ServerProcess, tmp_path: Path, history: str
+) -> None:
+    path = tmp_path / "octavo" / "chat_history"
+    path.parent.mkdir()
+    match history:
+        case "folder":
+            path.mkdir()
+        case "damaged":
+            path.write_bytes(b"\xff\x00+\n# \n+\xfe\n\n+")
+    terminal = Terminal(slow_server.url, tmp_path)
+    terminal.wait_for(READY)
+    terminal.type("\x1b[200~one\ntwo\x1b[201~\r")  # pasted
+    terminal.wait_for("user:one")
+    terminal.wait_for(READY)
+    terminal.type("/exit\r")
+    assert terminal.popen.wait(10) == 0
+
+
 def test_quick_answers_one_message(slow_server: ServerProcess) -> None:
     command = [sys.executable, "-m", "octavo", "chat", "--url", slow_server.url, "--quick", "hi", "--max-tokens", "7"]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
@@ -281,6 +341,38 @@ def test_settings_reach_a_server_and_reasoning_comes_apart() -> None:
         command = [sys.executable, "-m", "octavo", "chat", "--url", process.url, "--quick", text]
         done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
         assert done.stdout.split() == ["hm", "well"]
+
+
+def remote_answer(body: bytes) -> list[Piece]:
+    """What comes of a server whose reply has this body and ends with the connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + body)
+
+    threading.Thread(target=serve, daemon=True).start()
+    model = RemoteModel(f"http://127.0.0.1:{listener.getsockname()[1]}", "key", "name")
+    return list(model.stream_chat([{"role": "user", "content": "hi"}], SamplingParams()))
+
+
+CHUNK = b'data: {"error": null, "choices": [{"delta": {"content": "a"}}]}\r\n\r\n'
+
+
+def test_streams_of_other_servers_are_understood() -> None:
+    assert remote_answer(b": ping\n\nevent: message\n" + CHUNK + b"data:[DONE]\n\n") == [Piece("a")]
+    empty = b'data: {"choices": null}\n\ndata: {"choices": [{"delta": null}]}\n\n'
+    last = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+    assert remote_answer(empty + CHUNK + last) == [Piece("a")]
+    with pytest.raises(EngineDeadError, match="broke the answer off"):
+        remote_answer(CHUNK)
+    with pytest.raises(EngineDeadError, match="overloaded"):
+        remote_answer(CHUNK + b'data: {"error": {"message": "overloaded"}}\n\n')
+    with pytest.raises(ConfigError, match="not as an OpenAI-compatible server does"):
+        remote_answer(b"data: [1]\n\n")
+    with pytest.raises(ConfigError, match="look for a line break"):
+        RemoteModel("http://127.0.0.1", "key\n")
 
 
 def test_the_messages_are_json_a_client_could_send(chat: Chat, tmp_path: Path) -> None:

@@ -276,9 +276,7 @@ def test_chat_answers_each_line_and_remembers_until_told_to_forget(
 ) -> None:
     type_in(monkeypatch, "hi", "yo", "/new", "no")
     assert main(["chat", "--max-tokens", "8", "--system", "be"]) == 0
-    answers = capsys.readouterr().out.split("> ")[1:]
-    assert len(answers) == 5
-    assert all(answer == "system:b\n" for answer in answers[:2])
+    assert capsys.readouterr().out == "system:b\n" * 3  # what comes from a pipe is neither greeted nor prompted
     assert offline.closed
 
 
@@ -322,7 +320,7 @@ def test_text_that_is_no_utf8_is_asked_and_answered_all_the_same(server: ServerP
         capture_output=True,
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert "> user:\ufffd".encode() in done.stdout
+    assert done.stdout == "user:\ufffd\n".encode()
     done = subprocess.run(
         [sys.executable, "-m", "octavo", "complete", b"a\xffb", "--max-tokens", "3", "--url", server.url],
         capture_output=True,

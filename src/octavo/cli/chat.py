@@ -18,7 +18,7 @@ import msgspec
 
 from octavo.cli.line_reader import make_line_reader
 from octavo.cli.options import add_engine_flags
-from octavo.cli.terminal import show
+from octavo.cli.terminal import displayed, show
 from octavo.cli.text_models import Message, TextModel, add_sampling_flags, text_model
 from octavo.core.errors import ConfigError, InvalidRequestError, OctavoError, shorten
 from octavo.core.records import SamplingParams
@@ -53,12 +53,15 @@ def run(args: argparse.Namespace) -> int:
 def converse(chat: Chat) -> None:
     """Read and obey until the end of input."""
     reader = make_line_reader([f"/{name}" for name in COMMANDS])
-    print(GREETING.format(name=chat.model.name))
+    greeting, is_typed = GREETING.format(name=chat.model.name), sys.stdin.isatty()
+    if is_typed:
+        print(greeting)
     while not chat.ended:
         try:
             text = reader.read()
         except EOFError:
-            print()
+            if is_typed:
+                print()
             return
         except KeyboardInterrupt:
             print()
@@ -67,13 +70,16 @@ def converse(chat: Chat) -> None:
             chat.take(text)
         except OctavoError as error:
             print(f"octavo: {error}", file=sys.stderr)
+        except KeyboardInterrupt:  # before the answer has begun, or when it has just ended
+            print()
 
 
 @dataclass(slots=True)
 class Chat:
     """A conversation: what was said, and how the next answer is sampled.
 
-    Its methods raise OctavoError for what cannot be done; the conversation is then as it was before.
+    Its methods raise OctavoError for what cannot be done, and KeyboardInterrupt at a ctrl-C that stops no answer; the
+    conversation is then as it was before.
     """
 
     model: TextModel
@@ -101,10 +107,11 @@ class Chat:
         opening = [{"role": "system", "content": self.system}] if self.system else []
         try:
             answer = show(self.model.stream_chat([*opening, *self.messages], self.params))
-        except OctavoError as error:
+        except InvalidRequestError as error:  # most often for its length
             self.messages = before
-            if isinstance(error, InvalidRequestError):  # most often for its length
-                raise InvalidRequestError(f"{error} (/new forgets the conversation)") from error
+            raise InvalidRequestError(f"{error} (/new forgets the conversation)") from error
+        except (OctavoError, KeyboardInterrupt):
+            self.messages = before
             raise
         self.messages.append({"role": "assistant", "content": answer})
 
@@ -139,7 +146,7 @@ class Chat:
         before, self.messages = self.messages, self.messages[:last]
         try:
             self.ask(str(before[last]["content"]))
-        except OctavoError:
+        except (OctavoError, KeyboardInterrupt):
             self.messages = before
             raise
 
@@ -148,7 +155,7 @@ class Chat:
 
     def show_history(self, _: str) -> None:
         for message in self.messages:
-            print(f"{message['role']}: {message['content']}")
+            print(displayed(f"{message['role']}: {message['content']}"))
 
     def save(self, path: str) -> None:
         if not path:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
 
 PROMPT, CONTINUATION = "> ", "… "
 BLOCK = '"""'  # opens and closes a message of many lines
@@ -61,14 +65,15 @@ class _Joined:
 
 class _Plain(_Joined):
     def _line(self, prompt: str) -> str:
-        return input(prompt)
+        if sys.stdin.isatty():  # standard output is for the answers then
+            print(prompt, end="", file=sys.stderr, flush=True)
+        return input()
 
 
 class _Terminal(_Joined):
     def __init__(self, commands: Sequence[str]) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
-        from prompt_toolkit.history import FileHistory, InMemoryHistory
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
         keys = KeyBindings()
@@ -81,9 +86,8 @@ class _Terminal(_Joined):
         def new_line(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
-        path = history_path()
         self._session: PromptSession[str] = PromptSession(
-            history=InMemoryHistory() if path is None else FileHistory(str(path)),
+            history=_history(history_path()),
             completer=WordCompleter(list(commands), sentence=True),
             complete_while_typing=False,
             multiline=True,
@@ -93,6 +97,22 @@ class _Terminal(_Joined):
 
     def _line(self, prompt: str) -> str:
         return self._session.prompt(prompt)
+
+
+def _history(path: Path | None) -> History:
+    """What was typed before; a file that cannot be read or written is no reason to end a conversation."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    class Forgiving(FileHistory):
+        def load_history_strings(self) -> Iterator[str]:
+            with suppress(OSError):
+                yield from super().load_history_strings()
+
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):
+                super().store_string(string)
+
+    return InMemoryHistory() if path is None else Forgiving(path)
 
 
 def history_path() -> Path | None:

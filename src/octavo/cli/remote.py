@@ -34,24 +34,26 @@ class RemoteModel:
             good = False
         if not good:
             raise ConfigError(f"--url is {url!r}; it must look like http://127.0.0.1:8000")
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise ConfigError("the API key has characters that no header can have: look for a line break at its end")
         self._connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._url = url
         self._model = model
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._netloc = parts.netloc
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._base = urllib.parse.quote(parts.path.rstrip("/").removesuffix("/v1"), safe="/%")
 
     def stream(self, prompt: str, sampling_params: SamplingParams) -> Generator[Piece]:
         """The continuation of a prompt, piece by piece."""
         with closing(self._choices("/v1/completions", {"prompt": prompt}, sampling_params)) as choices:
             for choice in choices:
-                yield Piece(choice["text"])
+                yield Piece(choice["text"] or "")
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams) -> Generator[Piece]:
         """The answer to a conversation, piece by piece."""
         with closing(self._choices("/v1/chat/completions", {"messages": messages}, sampling_params)) as choices:
             for choice in choices:
-                delta = choice["delta"]
+                delta = choice.get("delta") or {}
                 if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
                     yield Piece(reasoning, is_reasoning=True)
                 if content := delta.get("content"):
@@ -88,15 +90,21 @@ class RemoteModel:
             reply = connection.getresponse()
             if reply.status != 200:
                 raise _refusal(reply.status, reply.read())
+            finished = False
             for line in reply:
-                data = line.strip().removeprefix(b"data: ")
-                if data == b"[DONE]":
+                field, _, data = line.partition(b":")
+                if field != b"data":  # names of events, and comments that keep a connection open
+                    continue
+                if data.strip() == b"[DONE]":
                     return
-                if data:
-                    chunk = json.loads(data)
-                    if "error" in chunk:
-                        raise EngineDeadError(chunk["error"]["message"])
-                    yield from chunk["choices"]
+                chunk = json.loads(data)
+                if error := chunk.get("error"):
+                    raise EngineDeadError(str(error["message"]))
+                for choice in chunk.get("choices") or ():
+                    finished |= choice.get("finish_reason") is not None
+                    yield choice
+            if not finished:
+                raise EngineDeadError("the server broke the answer off: its log may say why")
 
     @contextmanager
     def _answering(self) -> Iterator[http.client.HTTPConnection]:
@@ -104,7 +112,7 @@ class RemoteModel:
         with closing(self._connect(self._netloc, timeout=TIMEOUT_SECONDS)) as connection:
             try:
                 yield connection
-            except (ValueError, LookupError, TypeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise ConfigError(f"{self._url} answers, but not as an OpenAI-compatible server does") from error
             except (OSError, http.client.HTTPException) as error:
                 raise ConfigError(f"no answer from {self._url} ({error}): is the server running there?") from error

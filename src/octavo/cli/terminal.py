@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Generator
 from contextlib import closing, suppress
@@ -13,6 +14,8 @@ from octavo.core.errors import OctavoError
 
 COMPLETE_MAX_TOKENS = 128
 DIM, PLAIN = "\033[2m", "\033[0m"
+# A model's words do not move the cursor, ring or set colours.
+CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t\r"}
 
 
 def add_complete_flags(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +34,7 @@ def complete(args: argparse.Namespace) -> int:
 
 def show(pieces: Generator[Piece]) -> str:
     """Print pieces as they come until they end or ctrl-C; the answer that was printed, without the reasoning."""
-    dim, plain = (DIM, PLAIN) if sys.stdout.isatty() else ("", "")
+    dim, plain = (DIM, PLAIN) if _has_styles() else ("", "")
     shown: list[str] = []
     reasoning = begun = False
     try:
@@ -42,7 +45,7 @@ def show(pieces: Generator[Piece]) -> str:
                     reasoning = is_reasoning
                 if not is_reasoning:
                     shown.append(text)
-                print(text, end="", flush=True)
+                print(displayed(text), end="", flush=True)
                 begun = True
     except OctavoError:
         if begun:
@@ -50,3 +53,12 @@ def show(pieces: Generator[Piece]) -> str:
         raise
     print(plain if reasoning else "")
     return "".join(shown)
+
+
+def displayed(text: str) -> str:
+    """What standard output gets for a text: all of it in a file or a pipe, no control characters on a terminal."""
+    return text.translate(CONTROLS) if sys.stdout.isatty() else text
+
+
+def _has_styles() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
