@@ -13,6 +13,8 @@ def test_the_report_has_machine_packages_and_no_secrets(
 ) -> None:
     monkeypatch.setenv("OCTAVO_API_KEY", "hush-hush")
     monkeypatch.setenv("HF_TOKEN", "hush-hush")
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:hush-hush@mirror:8443/hub")
+    monkeypatch.setenv("OCTAVO_HEADER", "Authorization=Bearer hush-hush")
     monkeypatch.setenv("OCTAVO_ISA", "")
     assert main(["collect-env", "--json"]) == 0
     shown = capsys.readouterr().out
@@ -21,6 +23,7 @@ def test_the_report_has_machine_packages_and_no_secrets(
     assert "instruction sets" in report["octavo"]
     assert report["machine"]["Python"].startswith("3.")
     assert report["environment"]["OCTAVO_API_KEY"] == "(set, not shown)"
+    assert report["environment"]["HF_ENDPOINT"] == "https://(not shown)@mirror:8443/hub"
     assert report["environment"]["OCTAVO_ISA"] == ""
     assert main(["collect-env"]) == 0
     table = capsys.readouterr().out

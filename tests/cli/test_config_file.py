@@ -40,7 +40,7 @@ def test_a_file_has_flags_by_name_and_values_as_on_the_command_line(config: Path
         api-key:
           - one
           - two
-        hf-overrides: {rope_scaling: {factor: 2.0, type: linear}}
+        hf-overrides: {rope_scaling: {factor: 2.0, type: linear}, rope_theta: 1e6, name: "1e6"}
         allowed-origins: ["https://a", "https://b"]
         uds-mode: 0660
         gpu-memory-utilization: .5
@@ -50,7 +50,8 @@ def test_a_file_has_flags_by_name_and_values_as_on_the_command_line(config: Path
     assert (args.model, args.max_model_len, args.max_num_seqs) == ("org/name", 4096, 8)
     assert (args.enable_prefix_caching, args.log_things) == (False, True)
     assert (args.served_model_name, args.api_key) == (["a", "b"], ["one", "two"])
-    assert args.hf_overrides == {"rope_scaling": {"factor": 2.0, "type": "linear"}}
+    scaling = {"factor": 2.0, "type": "linear"}
+    assert args.hf_overrides == {"rope_scaling": scaling, "rope_theta": 1_000_000, "name": "1e6"}
     assert (args.allowed_origins, args.uds_mode) == (("https://a", "https://b"), 0o660)
     assert (args.gpu_memory_utilization, args.seed) == (0.5, None)
     assert args.given == {"config"}
@@ -81,6 +82,11 @@ def test_the_environment_may_name_the_file(config: Path) -> None:
     made = parser({"OCTAVO_CONFIG": str(config)})
     add_server_flags(made)
     assert made.parse_args([]).port == 9
+
+
+def test_what_is_behind_two_dashes_names_no_file() -> None:
+    args = make_parser("complete").parse_args(["--max-tokens", "3", "--", "--config"])
+    assert (args.prompt, args.config) == ("--config", None)
 
 
 def test_an_empty_file_says_nothing(config: Path) -> None:

@@ -41,6 +41,7 @@ def test_vllms_other_options_are_judged_as_on_the_command_line(caplog: pytest.Lo
         ({"tensor_parallel_sise": 1}, "did you mean tensor_parallel_size?"),
         ({"zzzzzzzz": 1}, "the options are model, served_model_name"),
         ({"max_model_len": 0}, "--max-model-len is 0"),
+        ({"enable_prefix_caching": "false"}, "--enable-prefix-caching is 'false'; it must be True or False"),
     ):
         with pytest.raises(ConfigError, match=words):
             EngineArgs(**options)

@@ -19,7 +19,7 @@ from octavo.core.version import version
 
 EXTRA_PACKAGES = ("torch", "transformers", "triton", "ray", "openai")  # not ours, but what users have beside us
 VARIABLES = ("OCTAVO_", "VLLM_", "HF_", "HUGGINGFACE_", "OMP_", "MKL_", "CUDA_", "LD_PRELOAD", "MALLOC_", "PYTHONPATH")
-SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "HEADER")
 CGROUP_FILES = ("memory.max", "cpu.max", "cpuset.cpus.effective")
 CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "sve")
 
@@ -136,7 +136,7 @@ def _environment(variables: Mapping[str, str]) -> Section:
     for name, value in sorted(variables.items()):
         if name.startswith(VARIABLES):
             secret = any(word in name for word in SECRET_WORDS)
-            rows.append((name, "(set, not shown)" if secret else value))
+            rows.append((name, "(set, not shown)" if secret else re.sub(r"//[^/\s]*@", "//(not shown)@", value)))
     return rows or [("", "nothing that concerns octavo")]
 
 

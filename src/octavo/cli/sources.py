@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ NO_FLAGS = (*KEY_VARIABLES, "OCTAVO_FAULT")  # read elsewhere: keys where they a
 CONFIG_FLAG = "--config"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIG_NODES = 10_000
+EXPONENT = r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"  # a number of YAML 1.2, as 1e6; PyYAML knows 1.1, where it is a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,10 @@ def _plain(node: Any, loader: Any, budget: list[int]) -> Any:
         return {key.value: _plain(value, loader, budget) for key, value in node.value}
     if node.id == "sequence":
         return [_plain(item, loader, budget) for item in node.value]
-    return loader.construct_object(node)
+    value = loader.construct_object(node)
+    if isinstance(value, str) and node.style is None and re.fullmatch(EXPONENT, value):
+        return float(value)
+    return value
 
 
 def _converted(parser: Parser, action: argparse.Action, texts: list[str], where: str) -> Any:

@@ -111,6 +111,9 @@ class EngineConfig:
                 raise ConfigError(
                     f"{flag} is {shorten(repr(value))}; it must be a plain JSON object: {error}"
                 ) from None
+        for name in ("enable_prefix_caching", "kv_cache_metrics"):
+            if type(value := getattr(self, name)) is not bool:  # the text "false" would count as true
+                raise ConfigError(f"--{name.replace('_', '-')} is {value!r}; it must be True or False")
         between("--max-model-len", self.max_model_len, 1)
         between("--threads", self.threads, 1, MAX_THREADS)
         between("--max-num-batched-tokens", self.max_num_batched_tokens, 1)
