@@ -195,6 +195,7 @@ def repeats(tokens: list[int], shortest: int, longest: int, min_count: int) -> b
     min_count=st.integers(2, 4),
     min_tokens=st.integers(0, 10),
 )
+@example(tokens=[0, 1, 2, 0, 1, 2], shortest=3, extra=0, min_count=2, min_tokens=0)  # the longest size alone
 def test_a_repetition_ends_a_sequence_where_it_is_complete(
     tokens: list[int], shortest: int, extra: int, min_count: int, min_tokens: int
 ) -> None:
