@@ -350,3 +350,19 @@ def test_throughput_counts_what_came_out(engine: FakeEngine, tmp_path: Path) -> 
 def test_a_benchmark_longer_than_the_model_is_refused(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "latency", "--input-len", "60", "--output-len", "5"]) == 2
     assert "the model's length is 64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "message"),
+    [
+        ("latency", ["--batch-size", "0"], "--batch-size is 0; it must be at least 1"),
+        ("latency", ["--num-iters-warmup", "-1"], "--num-iters-warmup is -1; it must be at least 0"),
+        ("throughput", ["--random-range-ratio", "nan"], "--random-range-ratio is nan"),
+        ("throughput", ["--output-json", "/dev/null/x/y.json"], "the folder /dev/null/x cannot be made"),
+    ],
+)
+def test_a_benchmark_that_cannot_be_is_refused_before_a_model_is_loaded(
+    command: str, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", command, "/no/model", *flags]) == 2
+    assert message in capsys.readouterr().err

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import random
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from octavo.cli.bench.report import percentile, write_json
+from octavo.cli.bench.report import percentile, prepare_folder, write_json
 from octavo.cli.bench.workload import DISTRIBUTIONS, Lengths
 from octavo.cli.options import add_engine_flags, engine_config
 from octavo.cli.table import format_table
@@ -47,7 +49,7 @@ def add_throughput_flags(parser: argparse.ArgumentParser) -> None:
 
 def latency(args: argparse.Namespace) -> int:
     """How long a batch takes from its first prompt to its last token."""
-    _at_least_one(args, "input_len", "output_len", "batch_size", "num_iters")
+    _check(args, positive=("input_len", "output_len", "batch_size", "num_iters"), others=("num_iters_warmup",))
     llm = _load(args)
     params = SamplingParams(max_tokens=args.output_len, ignore_eos=True, seed=0)
     generator = random.Random(args.seed or 0)
@@ -71,7 +73,7 @@ def latency(args: argparse.Namespace) -> int:
 
 def throughput(args: argparse.Namespace) -> int:
     """How many tokens a second come out if everything is asked at once."""
-    _at_least_one(args, "num_prompts", "input_len", "output_len")
+    _check(args, positive=("num_prompts", "input_len", "output_len"), others=("prefix_len", "random_range_ratio"))
     generator = random.Random(args.seed or 0)
     inputs = Lengths(args.input_len, args.random_range_ratio, args.length_distribution)
     outputs = Lengths(args.output_len, args.random_range_ratio, args.length_distribution)
@@ -143,7 +145,11 @@ def _check_length(llm: LLM, longest: int) -> None:
         )
 
 
-def _at_least_one(args: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least 1")
+def _check(args: argparse.Namespace, positive: Sequence[str], others: Sequence[str]) -> None:
+    """Before a model is loaded. Raises ConfigError."""
+    for name in (*positive, *others):
+        least = 1 if name in positive else 0
+        if not getattr(args, name) >= least:
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least {least}")
+    if args.output_json:
+        prepare_folder(os.path.dirname(args.output_json) or ".")
