@@ -53,6 +53,11 @@ class ServerProcess:
             self.popen.send_signal(number)
         return self.popen.wait(10)
 
+    def loop_seconds(self) -> float:
+        """Processor time of its main thread, where the event loop runs: what it kept from others."""
+        fields = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

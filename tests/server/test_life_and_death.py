@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import openai
@@ -57,37 +58,55 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+def has_restarted(server: ServerProcess, times: int) -> bool:
+    return metric(server, "engine_restarts_total") == times and httpx.get(f"{server.url}/health").status_code == 200
+
+
+def first_refusal(server: ServerProcess, route: str, body: dict[str, object] | None = None) -> httpx.Response:
+    """Asks until an answer is 503; the engine may be back before whoever looks once has looked."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        reply = httpx.post(server.url + route, json=body) if body else httpx.get(server.url + route)
+        if reply.status_code == 503:
+            return reply
+        time.sleep(0.01)
+    raise AssertionError(f"{route} was never refused")
+
+
 def test_a_killed_engine_is_told_to_every_client_at_once_and_to_health(own_server: ServerProcess) -> None:
-    with ThreadPoolExecutor(11) as pool:
+    for restarts in (1, 2):  # so that the third has to wait for a second, and we have time to look
+        os.kill(own_server.engine_pid(), signal.SIGKILL)
+        wait_until(partial(has_restarted, own_server, restarts))
+    with ThreadPoolExecutor(13) as pool:
         streams = [pool.submit(stream_to_its_end, own_server) for _ in range(10)]
         whole = pool.submit(
             httpx.post, f"{own_server.url}/v1/completions", json={"prompt": "abc", "max_tokens": 1000}, timeout=20
         )
         wait_until(lambda: metric(own_server, "num_requests_running") == 11)
         wait_until(lambda: metric(own_server, "generation_tokens_total") > 300)
+        red = pool.submit(first_refusal, own_server, "/health")
+        refused = pool.submit(first_refusal, own_server, "/v1/completions", {"prompt": "abc", "max_tokens": 1})
         killed_at = time.monotonic()
         os.kill(own_server.engine_pid(), signal.SIGKILL)
         for stream in streams:
-            text, error = stream.result(5)
+            text, error = stream.result(20)
             assert text.startswith("user")
             assert error is not None
             assert "engine process ended" in error
-        reply = whole.result(5)
+        reply = whole.result(20)
+        assert time.monotonic() - killed_at < 10
+        assert red.result(20).status_code == 503
+        late = refused.result(20)
     assert reply.status_code == 500
     assert reply.json()["error"].items() >= {"type": "server_error", "code": "engine_dead"}.items()
-    assert time.monotonic() - killed_at < 2
-    health = httpx.get(f"{own_server.url}/health")
-    assert health.status_code == 503
-    late = httpx.post(f"{own_server.url}/v1/completions", json={"prompt": "abc"})
-    assert late.status_code == 503
     assert late.json()["error"].items() >= {"type": "server_error", "code": "engine_unavailable"}.items()
-    assert late.headers["retry-after"] == "1"
+    assert late.headers["retry-after"] in ("1", "2")
     assert metric(own_server, "num_requests_running") == metric(own_server, "kv_cache_usage_perc") == 0
     assert metric(own_server, "generation_tokens_total") > 300
     wait_until(lambda: httpx.get(f"{own_server.url}/health").status_code == 200)
     assert metric(own_server, "generation_tokens_total") > 300
-    assert finished_by(own_server) == {"error": 11}
-    assert metric(own_server, "engine_restarts_total") == 1
+    assert finished_by(own_server)["error"] == 11
+    assert metric(own_server, "engine_restarts_total") == 3
     assert stream_to_its_end(own_server)[1] == "length"
     assert "was killed by SIGKILL" in own_server.log
     assert "11 requests were running" in own_server.log

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -299,9 +297,9 @@ def test_a_field_of_another_server_is_refused_with_the_name_that_it_has_here(qui
 
 def test_a_misspelt_field_of_many_megabytes_is_refused_at_once(quick_server: ServerProcess) -> None:
     body = b'{"' + b"k" * 20_000_000 + b'":1}'
-    started = time.monotonic()
+    before = quick_server.loop_seconds()
     assert httpx.post(quick_server.url + CHAT, content=body, timeout=20).status_code == 400
-    assert time.monotonic() - started < 0.6  # comparing it with the known names would take more than a second
+    assert quick_server.loop_seconds() - before < 0.6  # comparing it with the known names would take over a second
 
 
 @pytest.mark.parametrize(
@@ -326,16 +324,11 @@ def test_as_many_values_as_a_body_may_have_do_not_keep_others_waiting(quick_serv
         b'{"messages": [{"role": %b, "content": "a"}]}' % lists,
         b'{"messages": [%b{"role":"user","content":"a"}]}' % (turn * (MAX_BRACKETS // 3 - 100)),
     ]
-    slowest = 0.0
-    with ThreadPoolExecutor(1) as pool:
-        for body in bodies:
-            asked = pool.submit(httpx.post, f"{quick_server.url}/v1/chat/completions", content=body, timeout=20)
-            while not asked.done():
-                began = time.monotonic()
-                assert httpx.get(f"{quick_server.url}/version", timeout=20).status_code == 200
-                slowest = max(slowest, time.monotonic() - began)
-            assert asked.result().status_code == 400
-    assert slowest < 1.5, "one body kept everybody waiting"
+    for body in bodies:
+        before = quick_server.loop_seconds()
+        reply = httpx.post(f"{quick_server.url}/v1/chat/completions", content=body, timeout=20)
+        assert reply.status_code == 400
+        assert quick_server.loop_seconds() - before < 1, "one body kept everybody waiting"
 
 
 def test_lists_of_ids_have_a_limit(quick_server: ServerProcess) -> None:
