@@ -249,6 +249,9 @@ def test_a_misspelt_option_suggests_the_right_one() -> None:
 def test_the_package_has_its_names_and_no_others() -> None:
     assert octavo.LLM is LLM
     assert octavo.SamplingParams is SamplingParams
+    assert octavo.StructuredOutputsParams is octavo.StructuredOutputs
+    assert set(octavo.__all__) == {name for name in octavo.__all__ if getattr(octavo, name)}
+    assert octavo.RepetitionDetection(max_pattern_size=3, min_count=2).min_pattern_size == 0
     assert octavo.__version__
     with pytest.raises(AttributeError):
         _ = octavo.nothing  # type: ignore[attr-defined]

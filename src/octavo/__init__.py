@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo.cli.engine_args import EngineArgs
-    from octavo.core.records import SamplingParams
+    from octavo.core.records import RepetitionDetection, SamplingParams, StructuredOutputs
+    from octavo.core.records import StructuredOutputs as StructuredOutputsParams
     from octavo.llm import LLM
 
     __version__: str
 
-__all__ = ["LLM", "EngineArgs", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "EngineArgs",
+    "RepetitionDetection",
+    "SamplingParams",
+    "StructuredOutputs",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -27,10 +36,14 @@ def __getattr__(name: str) -> object:
             from octavo.llm import LLM
 
             return LLM
-        case "SamplingParams":
-            from octavo.core.records import SamplingParams
+        case "RepetitionDetection" | "SamplingParams" | "StructuredOutputs":
+            from octavo.core import records
 
-            return SamplingParams
+            return getattr(records, name)
+        case "StructuredOutputsParams":  # vLLM's name of it
+            from octavo.core.records import StructuredOutputs
+
+            return StructuredOutputs
         case "__version__":
             from octavo.core.version import version
 

@@ -121,6 +121,8 @@ def test_settings_are_checked_and_used(chat: Chat, capsys: pytest.CaptureFixture
     assert (params.temperature, params.stop, params.seed) == (0.5, ("X", "Y"), None)
     with pytest.raises(InvalidRequestError, match="between 0 and 2"):
         chat.take("/set temperature 3")
+    with pytest.raises(InvalidRequestError, match="max_tokens is 'banana'; it must be a whole number or none"):
+        chat.take("/set max_tokens banana")
     with pytest.raises(InvalidRequestError, match="did you mean temperature"):
         chat.take("/set temprature 1")
     with pytest.raises(InvalidRequestError, match="a number"):

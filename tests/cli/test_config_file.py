@@ -103,7 +103,7 @@ def test_flags_of_vllm_are_known_in_a_file(config: Path) -> None:
     ("text", "words"),
     [
         ("port: 1\nmax-modle-len: 5", "line 2: max-modle-len is no flag: did you mean max-model-len?"),
-        ("config: other.yaml", "line 1: config is no flag"),
+        ("config: other.yaml", "line 1: config cannot be set here, for a file names no other file"),
         ("help: all", "line 1: help is no flag"),
         ("zzzzz: 1", "line 1: zzzzz is no flag\n"),
         ("no-enable-prefix-caching: true", "write 'enable-prefix-caching: false'"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from octavo.cli.main import COMMANDS, make_parser
 from octavo.cli.options import add_engine_flags
 from octavo.cli.parser import Parser, names_of
+from octavo.core.config import ALL_THAT_FITS
 from octavo.core.vllm_flags import NOTE, REFUSED, SILENT, WORKS, vllm_flags
 
 
@@ -52,6 +54,26 @@ def test_keys_of_json_may_be_told_one_by_one() -> None:
     args = parsed("--hf-overrides.rope_scaling.factor", "2", "--hf-overrides.rope_scaling.rope_type=yarn", "m")
     assert args.hf_overrides == {"rope_scaling": {"factor": 2, "rope_type": "yarn"}}
     assert args.model_argument == "m"
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [
+        (["-cc.mode=3"], {"mode": 3}),
+        (["-cc.mode", "3", "-cc.pass_config.fuse=true"], {"mode": 3, "pass_config": {"fuse": True}}),
+        (["-O.level", "3"], {"level": 3}),
+        (["-O.level=3"], {"level": 3}),
+    ],
+)
+def test_keys_behind_a_short_flag_of_vllm_are_read_too(argv: list[str], value: dict[str, Any]) -> None:
+    args = parsed(*argv, "m")
+    assert (json.loads(args.compilation_config), args.model_argument, len(args.notes)) == (value, "m", 1)
+
+
+def test_a_length_may_be_all_that_fits() -> None:
+    for argv in (["--max-model-len", "auto"], ["--max-model-len", "-1"], ["--max-model-len=-1"]):
+        args = parsed(*argv, "m")
+        assert (args.max_model_len, args.model_argument) == (ALL_THAT_FITS, "m")
 
 
 def test_a_key_inside_of_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,6 +216,8 @@ def test_a_variable_that_nobody_knows_is_a_warning() -> None:
     assert note == (
         "the environment has OCTAVO_MAX_MODLE_LEN, which octavo does not know: did you mean OCTAVO_MAX_MODEL_LEN?"
     )
+    (note,) = values({"OCTAVO_HELP": "1"}).notes
+    assert "OCTAVO_HELP, which octavo does not know" in note
     assert values({"OCTAVO_API_KEY": "k", "octavo_seed": "x", "OTHER": "y"}).notes == []
 
 

@@ -82,6 +82,9 @@ def test_many_bad_lines_are_counted_and_some_shown(tmp_path: Path) -> None:
         check_entries(str(path))
     with pytest.raises(ConfigError, match="cannot be read"):
         check_entries("/nowhere/x")
+    path.write_text("\n \n")
+    with pytest.raises(ConfigError, match="is empty: it must have a request a line"):
+        check_entries(str(path))
 
 
 def test_a_run_that_was_killed_goes_on_where_it_was(output: Path) -> None:

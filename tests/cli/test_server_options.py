@@ -87,6 +87,12 @@ def test_every_setting_has_a_flag() -> None:
         (["--stream-interval", "0"], "--stream-interval is 0; it must be at least 1"),
         (["--max-num-queued-reqs", "0"], "--max-num-queued-reqs is 0; it must be at least 1"),
         (["--ssl-ciphers", "HIGH"], "need --ssl-certfile"),
+        (
+            ["--allowed-origins", "foo"],
+            "--allowed-origins has 'foo', which no browser sends; it must look like https://",
+        ),
+        (["--allowed-origins", "https://a.b/"], "scheme and host without a path"),
+        (["--disable-access-log-for-endpoints", "/metrics,health"], "has 'health'; it must be a path, like /health"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(flags: list[str], words: str) -> None:

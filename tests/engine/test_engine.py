@@ -226,6 +226,18 @@ def test_more_than_the_models_length_is_refused(model: Path) -> None:
         make_engine(model, max_model_len=201)
 
 
+@pytest.mark.parametrize("length", ["auto", -1])
+def test_the_length_may_be_what_there_is_memory_for(model: Path, length: str | int) -> None:
+    whole = make_engine(model, max_model_len=length)
+    assert (whole.info.max_model_len, whole.info.warnings) == (200, [])
+    part = make_engine(model, max_model_len=length, num_gpu_blocks_override=7)
+    assert (part.info.max_model_len, part.info.num_blocks) == (56, 7)
+    (warning,) = part.info.warnings
+    assert "56 of the model's 200 tokens" in warning
+    with pytest.raises(ConfigError, match="the KV cache has room for 0 tokens"):
+        make_engine(model, max_model_len=length, kv_cache_memory_bytes=1)
+
+
 def test_a_step_budget_below_the_number_of_sequences_is_raised_with_a_warning(model: Path) -> None:
     engine = make_engine(model, max_num_batched_tokens=2)
     (warning,) = engine.info.warnings

@@ -22,6 +22,12 @@ def test_a_missing_model_is_named_with_the_way_out(tmp_path: Path, monkeypatch: 
         locate_model(EngineConfig())
 
 
+def test_the_name_of_the_built_in_model_is_told_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_location, "find_builtin_model", lambda: Path("/models/Tiny-Q4_1.gguf"))
+    with pytest.raises(ModelFileError, match="'Tiny-Q4_1' is what the built-in model is called"):
+        locate_model(EngineConfig("Tiny-Q4_1"))
+
+
 @pytest.mark.parametrize(
     ("given", "name"), [("tiny.gguf", "tiny"), ("big-00001-of-00003.gguf", "big"), ("folder/", "folder")]
 )

@@ -139,7 +139,10 @@ class Chat:
         name, _, value = text.partition(" ")
         if name not in SETTABLE:
             raise InvalidRequestError(f"there is no setting {shorten(name)!r}: {_suggestion(name, SETTABLE)}")
-        self.params = _replaced(self.params, name, value.strip())
+        try:
+            self.params = _replaced(self.params, name, value.strip())
+        except InvalidRequestError as error:
+            raise InvalidRequestError(str(error).replace("or None", "or none")) from error
 
     def retry(self, _: str) -> None:
         last = self._last_question()

@@ -181,7 +181,8 @@ def _parser(name: str, text: str, command: Command) -> Parser:
 
 def _is_flag_of_any(name: str) -> bool:
     """Whether some command has a flag of this long name."""
-    return any(make_parser(command).action_of(name) is not None for command in COMMANDS)
+    actions = (make_parser(command).action_of(name) for command in COMMANDS)
+    return any(action is not None and action.dest != argparse.SUPPRESS for action in actions)
 
 
 def _run(argv: list[str]) -> int:

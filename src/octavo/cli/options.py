@@ -7,7 +7,7 @@ import dataclasses
 import os
 from typing import Any
 
-from octavo.cli.values import human_int, json_object, number, whole_number
+from octavo.cli.values import human_int, json_object, length, number, whole_number
 from octavo.core.config import ACTIVATION_DTYPES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from octavo.core.errors import ConfigError
 from octavo.core.reasoning import REASONING_PARSERS
@@ -45,7 +45,12 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional: bool = True
         help=f"pack float weights so, or what the files are: {', '.join(QUANTIZATIONS)}",
     )
     flag("--hf-overrides", type=json_object, metavar="JSON", help="settings that replace those of config.json")
-    flag("--max-model-len", type=human_int, metavar="N", help="tokens of prompt and output together, as 4096 or 4K")
+    flag(
+        "--max-model-len",
+        type=length,
+        metavar="N",
+        help="prompt and output tokens, as 4K; auto, -1: what fits",
+    )
     flag("--generation-config", metavar="WHERE", help="sampling defaults: auto (the model's), vllm (none), or a path")
     flag("--override-generation-config", type=json_object, metavar="JSON", help='as {"temperature": 0.5}')
     flag(

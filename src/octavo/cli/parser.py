@@ -180,6 +180,15 @@ class Parser(argparse.ArgumentParser):
                 result += [word, *words]
                 break
             head, equals, text = word.partition("=")
+            short, dot, key = head.partition(".")
+            if dot and key and (flag := self._flag_of(short)) is not None:
+                _put(
+                    dotted.setdefault(f"--{flag.name}", {}),
+                    key.split("."),
+                    _value(head, text if equals else next(words, None)),
+                )
+                self.action_of(flag.name)
+                continue
             if not head.startswith("--"):
                 result.append(word)
                 if len(word) > 1 and word.startswith("-"):
@@ -193,9 +202,7 @@ class Parser(argparse.ArgumentParser):
             self.action_of(name.removeprefix("no-"))
             action = self.action_of(name)
             if dot and key and action is not None and (action.type is json_object or name in vllm_flags()):
-                value = text if equals else next(words, None)
-                if value is None:
-                    raise ConfigError(f"argument {head}: expected one argument")
+                value = _value(head, text if equals else next(words, None))
                 _put(dotted.setdefault(f"--{name}", {}), key.split("."), value)
             elif equals and action is not None and action.nargs == 0 and text.lower() in SWITCH_WORDS:
                 result += self._switched(action, name, SWITCH_WORDS[text.lower()])
@@ -204,9 +211,14 @@ class Parser(argparse.ArgumentParser):
         return [*(f"{flag}={json.dumps(values)}" for flag, values in dotted.items()), *result]
 
     def _make_known(self, short: str) -> None:
-        for flag in vllm_flags().values() if self._with_config else ():
-            if short in flag.spellings and short not in self._option_string_actions:
-                add_vllm_flag(self, flag)
+        flag = self._flag_of(short)
+        if flag is not None and short not in self._option_string_actions:
+            add_vllm_flag(self, flag)
+
+    def _flag_of(self, short: str) -> VllmFlag | None:
+        """vLLM's flag with this short spelling, such as -cc."""
+        known = vllm_flags().values() if self._with_config else ()
+        return next((flag for flag in known if short in flag.spellings[1:]), None)
 
     @staticmethod
     def _switched(action: argparse.Action, name: str, on: bool) -> list[str]:
@@ -341,6 +353,12 @@ def _shown(actions: Sequence[argparse.Action]) -> list[argparse.Action]:
 def _is_given(action: argparse.Action, value: Any) -> bool:
     # argparse gives a positional that is not there its default.
     return value is not _UNSET and not (not action.option_strings and value is action.default)
+
+
+def _value(head: str, text: str | None) -> str:
+    if text is None:
+        raise ConfigError(f"argument {head}: expected one argument")
+    return text
 
 
 def _put(values: dict[str, Any], keys: Sequence[str], text: str) -> None:

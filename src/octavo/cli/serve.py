@@ -7,13 +7,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo.cli.options import add_engine_flags, engine_config
 from octavo.cli.server_options import add_server_flags, server_settings
 from octavo.cli.table import format_table
-from octavo.core.config import EngineConfig
+from octavo.core.config import ALL_THAT_FITS, EngineConfig
 from octavo.engine.frontend import Frontend
 from octavo.engine.messages import EngineInfo
 from octavo.engine.process import ENGINE_COMMAND, EngineProcess, launch_engine
@@ -56,8 +57,8 @@ def serve(
     """
     tls = tls_context(settings)
     with listening(settings) as sock:
-        launch = partial(launch_engine, config, command, pipe_stderr=settings.log_format == "json")
-        process = launch()
+        launch = partial(launch_engine, command=command, pipe_stderr=settings.log_format == "json")
+        process = launch(config)
         try:
             import asyncio
 
@@ -73,7 +74,7 @@ async def _serve(
     sock: socket.socket,
     tls: ssl.SSLContext | None,
     process: EngineProcess,
-    launch: Callable[[], EngineProcess],
+    launch: Callable[[EngineConfig], EngineProcess],
     load_text: Callable[[EngineConfig], TextSide],
     notes: Sequence[str],
 ) -> int:
@@ -92,7 +93,7 @@ async def _serve(
 
     configure_logs(settings.log_format, settings.access_log_level)
     _warn(notes, settings.log_format)
-    engine = supervised(launch, settings, stopping.ask)
+    engine = supervised(launch, config, settings, stopping.ask)
     asked = asyncio.create_task(stopping.asked.wait())
     starting = asyncio.create_task(engine.start(process))
     try:
@@ -116,19 +117,29 @@ async def _serve(
 
 
 def supervised(
-    launch: Callable[[], EngineProcess], settings: ServerSettings, on_give_up: Callable[[], None]
+    launch: Callable[[EngineConfig], EngineProcess],
+    config: EngineConfig,
+    settings: ServerSettings,
+    on_give_up: Callable[[], None],
 ) -> EngineSupervisor:
     """The one who keeps an engine alive, not started yet."""
     from octavo.core.clock import SystemClock
     from octavo.engine.supervisor import EngineSupervisor
 
-    return EngineSupervisor(
-        launch,
+    def again() -> EngineProcess:
+        if config.max_model_len != ALL_THAT_FITS:
+            return launch(config)
+        # The length that clients were told must fit again, whatever memory there is by now.
+        return launch(replace(config, num_gpu_blocks_override=engine.info.num_blocks))
+
+    engine = EngineSupervisor(
+        again,
         SystemClock(),
         engine_timeout=settings.engine_timeout,
         max_restarts=settings.max_engine_restarts,
         on_give_up=on_give_up,
     )
+    return engine
 
 
 def make_service(engine: EngineSupervisor, text: TextSide, config: EngineConfig, settings: ServerSettings) -> Service:

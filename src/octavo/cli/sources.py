@@ -49,7 +49,7 @@ def read_environment(
             continue
         name = variable.removeprefix(PREFIX).lower().replace("_", "-")
         action = parser.action_of(name)
-        if action is None or variable != variable_of(name):
+        if action is None or action.dest == argparse.SUPPRESS or variable != variable_of(name):
             if not is_known_elsewhere(name):
                 near = parser.nearest(name)
                 hint = f": did you mean {variable_of(near)}?" if near else ""
@@ -96,8 +96,10 @@ def read_config(parser: Parser, path: str) -> dict[str, Given]:
         name = str(key.value).replace("_", "-") if isinstance(key, yaml.ScalarNode) else ""
         if parser.leaves_out(name):
             continue
+        if name == CONFIG_FLAG[2:]:
+            raise ConfigError(f"{where} cannot be set here, for a file names no other file: leave it out")
         action = parser.action_of(name)
-        if action is None or action.dest == argparse.SUPPRESS or name == CONFIG_FLAG[2:]:
+        if action is None or action.dest == argparse.SUPPRESS:
             near = parser.nearest(name)
             raise ConfigError(f"{where} is no flag{f': did you mean {near}?' if near else ''}")
         if name.startswith("no-"):

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from octavo.core.config import MAX_INT
+from octavo.core.config import ALL_THAT_FITS, MAX_INT
 from octavo.core.errors import shorten
 
 _SUFFIXES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -24,6 +24,11 @@ def human_int(text: str) -> int:
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(value)
+
+
+def length(text: str) -> int:
+    """A number of tokens, or "auto" or -1 for all that fit."""
+    return ALL_THAT_FITS if text in ("auto", str(ALL_THAT_FITS)) else human_int(text)
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ QUANTIZATIONS = (
 )
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 8, 256
 MAX_THREADS = 1024
+ALL_THAT_FITS = -1  # as a length of sequences: the model's own, or what the KV cache has room for if that is less
 MAX_INT = 2**63 - 1  # what passes between processes
 
 
@@ -41,7 +42,7 @@ class EngineConfig:
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # of config.json, or of GGUF metadata
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
-    max_model_len: int | None = None
+    max_model_len: int | str | None = None  # None: the model's own; -1 or "auto": that, or what there is memory for
     block_size: int = 16
     kv_cache_dtype: str = "auto"
     activation_dtype: str = "auto"
@@ -64,10 +65,12 @@ class EngineConfig:
             if value not in allowed:
                 raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}{why}")
 
-        def between(name: str, value: int | None, low: int, high: int = MAX_INT) -> None:
-            if value is not None and type(value) is not int:
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number")
-            if value is not None and not low <= value <= high:
+        def between(name: str, value: object, low: int, high: int = MAX_INT) -> None:
+            if value is None:
+                return
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(f"{name} is {shorten(repr(value))}; it must be a whole number")
+            if not low <= value <= high:
                 bound = f"at least {low:,}" if value < low else f"at most {high:,}"
                 raise ConfigError(f"{name} is {value:,}; it must be {bound}")
 
@@ -114,7 +117,10 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "kv_cache_metrics"):
             if type(value := getattr(self, name)) is not bool:  # the text "false" would count as true
                 raise ConfigError(f"--{name.replace('_', '-')} is {value!r}; it must be True or False")
-        between("--max-model-len", self.max_model_len, 1)
+        if self.max_model_len == "auto":
+            object.__setattr__(self, "max_model_len", ALL_THAT_FITS)
+        if self.max_model_len != ALL_THAT_FITS:
+            between("--max-model-len", self.max_model_len, 1)
         between("--threads", self.threads, 1, MAX_THREADS)
         between("--max-num-batched-tokens", self.max_num_batched_tokens, 1)
         between("--max-num-seqs", self.max_num_seqs, 1)
@@ -129,6 +135,12 @@ class EngineConfig:
         u = self.gpu_memory_utilization
         if u is not None and not (isinstance(u, int | float) and 0 < u <= 1):
             raise ConfigError(f"--gpu-memory-utilization is {u!r}; it must be greater than 0 and at most 1")
+
+    @property
+    def asked_length(self) -> int | None:
+        """max_model_len, if it is a number of tokens."""
+        length = self.max_model_len
+        return length if isinstance(length, int) and length != ALL_THAT_FITS else None
 
     @property
     def served_names(self) -> tuple[str, ...]:

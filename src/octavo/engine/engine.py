@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from octavo.backends.cpu.backend import CpuModel, available_threads, create_executor, instruction_sets
 from octavo.core.clock import Clock, SystemClock
-from octavo.core.config import EngineConfig
+from octavo.core.config import ALL_THAT_FITS, EngineConfig
 from octavo.core.errors import ConfigError, InvalidRequestError
 from octavo.core.records import (
     EngineStats,
@@ -28,7 +28,7 @@ from octavo.core.records import (
 from octavo.engine.generation_config import load_generation_defaults
 from octavo.engine.limits import check_token_limits
 from octavo.engine.loader import load_model, unknown_overrides
-from octavo.engine.memory import ModelMemory, format_bytes, plan_memory, read_machine_memory
+from octavo.engine.memory import ModelMemory, format_bytes, longest_that_fits, plan_memory, read_machine_memory
 from octavo.engine.messages import EngineInfo
 from octavo.engine.packing import packed
 from octavo.engine.progress import packing_progress
@@ -74,7 +74,7 @@ class Engine:
         assert config.model is not None, "the model has been located"
         checkpoint = open_checkpoint(config.model)
         try:
-            loaded = load_model(checkpoint, config.max_model_len, config.hf_overrides)
+            loaded = load_model(checkpoint, config.asked_length, config.hf_overrides)
             model = loaded.model
             warnings += unknown_overrides(checkpoint, config.hf_overrides)
             self._vocabulary = load_vocabulary(config, checkpoint)
@@ -82,7 +82,7 @@ class Engine:
             self._ends_of_grammars = frozenset(end_token_ids(self._eos_token_ids, model.vocab_size))
             warnings += vocabulary_warnings(self._vocabulary, self._eos_token_ids, model.vocab_size)
             tensors = packed(loaded.tensors, config, checkpoint.quantized_by)
-            max_model_len = _max_model_len(config, model.max_position_embeddings)
+            max_model_len = _max_model_len(config.asked_length, model.max_position_embeddings)
             budget_tokens = _max_num_batched_tokens(config, warnings)
             executor = create_executor(config.isa, config.threads, None if pulse is None else pulse.kernel_counter)
             cpu_model = CpuModel(
@@ -107,7 +107,17 @@ class Engine:
                 kv_cache_dtype=kv_dtype,
                 kv_groups=model.graph.kv_groups,
             )
-            memory = plan_memory(read_machine_memory(), needs, config)
+            machine = read_machine_memory()
+            if config.max_model_len == ALL_THAT_FITS and (fitting := longest_that_fits(machine, needs, config)) > 1:
+                if fitting < max_model_len:
+                    warnings.append(
+                        f"there is memory for {fitting:,} of the model's {max_model_len:,} tokens: --max-model-len is "
+                        f"{fitting:,}"
+                    )
+                max_model_len = fitting
+                needs = replace(needs, max_model_len=fitting)
+                scheduler_config = replace(scheduler_config, max_model_len=fitting)
+            memory = plan_memory(machine, needs, config)
             cpu_model.pack(packing_progress(sys.stderr))
             checkpoint.release_pages()
             warnings += checkpoint.warnings
@@ -348,8 +358,8 @@ def _processor_name() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def _max_model_len(config: EngineConfig, limit: int) -> int:
-    wanted = limit if config.max_model_len is None else config.max_model_len
+def _max_model_len(asked: int | None, limit: int) -> int:
+    wanted = limit if asked is None else asked
     if not 2 <= wanted <= limit:
         raise ConfigError(
             f"--max-model-len is {wanted:,}; this model allows 2 to {limit:,} tokens (one of prompt and one of output "

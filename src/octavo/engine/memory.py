@@ -130,12 +130,36 @@ class MemoryBudget:
 
 
 def plan_memory(machine: MachineMemory, model: ModelMemory, config: EngineConfig) -> MemoryBudget:
-    """The number of cache blocks.
+    """Raises ConfigError if the pool is too small for one full sequence, or too large for the machine."""
+    num_blocks, rule, more = _pool(machine, model, config)
+    fixed = model.weight_bytes + model.workspace_bytes
+    if num_blocks < model.blocks_of_one:
+        raise ConfigError(_too_small(machine, model, num_blocks, rule, more))
+    needed = fixed + num_blocks * model.block_bytes
+    if needed > machine.total_bytes:
+        raise ConfigError(
+            f"weights, workspace and a KV pool of {num_blocks:,} blocks ({rule}) take {format_bytes(needed)}, but this "
+            f"machine has {format_bytes(machine.total_bytes)}: choose less"
+        )
+    return MemoryBudget(machine, model, num_blocks, rule, _warnings(needed, machine, config.gpu_memory_utilization))
+
+
+def longest_that_fits(machine: MachineMemory, model: ModelMemory, config: EngineConfig) -> int:
+    """Tokens of the longest sequence that the pool has room for, at most model.max_model_len; 0 if there is none."""
+    return _fitting(model, _pool(machine, model, config)[0], model.max_model_len)
+
+
+def _fitting(model: ModelMemory, num_blocks: int, limit: int) -> int:
+    lengths = range(1, limit + 1)
+    return bisect_right(lengths, num_blocks, key=lambda n: model.blocks_of_sequence(n, model.max_chunk))
+
+
+def _pool(machine: MachineMemory, model: ModelMemory, config: EngineConfig) -> tuple[int, str, str]:
+    """The number of blocks, what says so, and what would give more.
 
     Said by --num-gpu-blocks-override, else by --kv-cache-memory-bytes; else --gpu-memory-utilization F gives total * F
     less weights and workspace; else it is the smallest of 40% of what is available beside weights and workspace, what
-    max_num_seqs full sequences need, and 8 GiB. Raises ConfigError if one full sequence does not fit into the pool, or
-    the pool not into the machine.
+    max_num_seqs full sequences need, and 8 GiB.
     """
     fixed = model.weight_bytes + model.workspace_bytes
     if config.num_gpu_blocks_override is not None:
@@ -160,15 +184,7 @@ def plan_memory(machine: MachineMemory, model: ModelMemory, config: EngineConfig
             )
             more = "more free memory, --gpu-memory-utilization or --kv-cache-memory-bytes"
         num_blocks = max(0, pool) // model.block_bytes
-    if num_blocks < model.blocks_of_one:
-        raise ConfigError(_too_small(machine, model, num_blocks, rule, more))
-    needed = fixed + num_blocks * model.block_bytes
-    if needed > machine.total_bytes:
-        raise ConfigError(
-            f"weights, workspace and a KV pool of {num_blocks:,} blocks ({rule}) take {format_bytes(needed)}, but this "
-            f"machine has {format_bytes(machine.total_bytes)}: choose less"
-        )
-    return MemoryBudget(machine, model, num_blocks, rule, _warnings(needed, machine, config.gpu_memory_utilization))
+    return num_blocks, rule, more
 
 
 def read_machine_memory(root: Path = Path("/")) -> MachineMemory:
@@ -191,8 +207,7 @@ def read_machine_memory(root: Path = Path("/")) -> MachineMemory:
 
 
 def _too_small(machine: MachineMemory, model: ModelMemory, num_blocks: int, rule: str, more: str) -> str:
-    lengths = range(1, model.max_model_len)
-    fits = bisect_right(lengths, num_blocks, key=lambda n: model.blocks_of_sequence(n, model.max_chunk))
+    fits = _fitting(model, num_blocks, model.max_model_len - 1)
     needed = model.blocks_of_one * model.block_bytes
     ways = [f"--max-model-len {fits}"] if fits else []
     ways.append(more)

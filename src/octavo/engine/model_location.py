@@ -81,6 +81,11 @@ def _fetched(named: str, revision: str | None, config: EngineConfig, *, tokenize
     from octavo.weights import hub  # brings the hub's client, which a local model need not wait for
 
     if not hub.looks_like_hub_name(named):
+        builtin = find_builtin_model()
+        if builtin is not None and named == _name(None, builtin):
+            raise ModelFileError(
+                f"{named!r} is what the built-in model is called when it is served: to get it, name no model"
+            )
         raise ModelFileError(
             f"{shorten(named, 300)!r} does not exist: give the path of a GGUF file or of a model's folder, the name "
             f"of a repository of the hub (org/name){'' if tokenizer_only else ', or no model for the built-in one'}"

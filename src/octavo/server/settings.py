@@ -18,6 +18,7 @@ from octavo.core.errors import ConfigError, shorten
 from octavo.engine.frontend import RESERVED_TEMPLATE_NAMES
 from octavo.server.parsers import AnswerParsers
 
+ORIGIN = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/\s?#@]+")
 METRICS_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
@@ -126,6 +127,17 @@ class ServerSettings:
             if not self.log_requests:
                 raise ConfigError("--max-log-len shortens what --enable-log-requests logs: give that too")
         self._check_tls()
+        for origin in self.allowed_origins:
+            if origin not in ("*", "null") and not ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"--allowed-origins has {shorten(origin)!r}, which no browser sends; it must look like "
+                    "https://chat.example.com, scheme and host without a path, or be *"
+                )
+        for path in sorted(self.unlogged_paths):
+            if not path.startswith("/"):
+                raise ConfigError(
+                    f"--disable-access-log-for-endpoints has {shorten(path)!r}; it must be a path, like /health"
+                )
         if not self.allowed_origins and (
             self.allow_credentials or self.allowed_methods != ("*",) or self.allowed_headers != ("*",)
         ):

@@ -69,9 +69,8 @@ async def _run(
     def stop() -> None:
         task.cancel()
 
-    launch = partial(launch_engine, config)
-    process = launch()
-    engine = supervised(launch, settings, stop)
+    process = launch_engine(config)
+    engine = supervised(launch_engine, config, settings, stop)
     try:
         text, _ = await asyncio.gather(asyncio.to_thread(load_text_side, config), engine.start(process))
         service = make_service(engine, text, config, settings)

@@ -76,6 +76,8 @@ def check_entries(path: str) -> set[str]:
     if wrong:
         more = f"; and {len(wrong) - MAX_SHOWN:,} more" if len(wrong) > MAX_SHOWN else ""
         raise ConfigError(f"{path} has {len(wrong):,} bad lines: {'; '.join(wrong[:MAX_SHOWN])}{more}")
+    if not seen:
+        raise ConfigError(f"the input {path} is empty: it must have a request a line")
     return set(seen)
 
 
