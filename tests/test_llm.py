@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 import octavo
 from octavo.core.clock import VirtualClock
@@ -195,6 +198,66 @@ def test_a_parameter_of_the_wrong_type_is_refused_by_name(name: str, value: obje
     assert refused.value.param == name
 
 
+def test_prompts_may_be_objects_as_in_vllm(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=2)
+    results = llm.generate(
+        [{"prompt": "ab"}, {"prompt_token_ids": [120, 121]}, {"prompt": "said", "prompt_token_ids": [98]}, "cd"], params
+    )
+    assert [(r.prompt, r.prompt_token_ids, r.outputs[0].text) for r in results] == [
+        ("ab", [97, 98], "ab"),
+        (None, [120, 121], "xy"),
+        ("said", [98], "bb"),
+        ("cd", [99, 100], "cd"),
+    ]
+    assert llm.generate({"prompt": "ab", "multi_modal_data": None}, params)[0].outputs[0].text == "ab"
+    assert "".join(llm.stream({"prompt_token_ids": [120]}, params)) == "xx"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "has 'multi_modal_data'; it can have prompt"),
+        ({"prompt": 5}, "prompts must be text"),
+        ({"prompt_token_ids": "ab"}, "prompts must be text"),
+        ({"prompt": 5, "prompt_token_ids": [1]}, "prompts must be text"),
+        ({}, "prompts must be text"),
+        ([5.0], "prompts must be text"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused(llm: LLM, prompt: object, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        llm.generate(prompt)  # type: ignore[arg-type]
+
+
+def test_a_bar_is_shown_on_a_terminal_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = []
+    for terminal, use_tqdm in ((True, True), (True, False), (False, True)):
+        monkeypatch.setattr(sys, "stderr", Terminal() if terminal else io.StringIO())
+        llm.generate(["ab", "c"], use_tqdm=use_tqdm)
+        shown.append(sys.stderr.getvalue())  # type: ignore[attr-defined]
+    assert "2/2" in shown[0]
+    assert shown[1:] == ["", ""]
+    bars = []
+    llm.chat(
+        [{"role": "user", "content": "a"}], use_tqdm=lambda **how: bars.append(tqdm(**how, file=sys.stderr)) or bars[0]
+    )
+    assert (bars[0].n, bars[0].total) == (1, 1)
+
+
+def test_the_tokenizer_is_there_for_whoever_asks(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer.encode("é!") == [0xC3, 0xA9, 33]
+    assert tokenizer.encode("x" * 1000, add_special_tokens=False) == [120] * 1000
+    assert (tokenizer.decode([0xC3, 0xA9, 256]), tokenizer.decode(33)) == ("é<eos>", "!")
+    assert tokenizer.decode([33, 256], skip_special_tokens=True) == "!"
+    with pytest.raises(InvalidRequestError, match="id 257"):
+        tokenizer.decode([257])
+
+
 def test_stops_may_be_given_as_in_vllm() -> None:
     assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
     assert SamplingParams(stop=["a", "b"], stop_token_ids=[5]).stop == ("a", "b")  # type: ignore[arg-type]
@@ -210,9 +273,9 @@ def test_a_refusal_or_a_failure_of_one_prompt_leaves_nothing_running(llm: LLM, e
     assert not engine.has_work
     with pytest.raises(InvalidRequestError, match="no tokens"):
         llm.generate(["ab", ""])
-    for wrong in ([5.0], [["a"]], [[1.5]], {"prompt": "a"}, 5):
-        with pytest.raises(InvalidRequestError, match="a list of either"):
-            llm.generate(wrong)  # type: ignore[arg-type]
+    for wrong in ([5.0], [["a"]], [[1.5]], 5):
+        with pytest.raises(InvalidRequestError, match="a list of these"):
+            llm.generate(wrong)
     assert not engine.has_work
 
 

@@ -8,10 +8,11 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -33,8 +34,10 @@ logger = logging.getLogger(__name__)
 
 MAX_KNOWN_GRAMMARS = 32  # that need not be tried again
 
-Prompt = str | list[int]
+# Text, token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}.
+Prompt = str | list[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
+Progress = bool | Callable[..., Any]  # a function like tqdm makes the bar
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +77,22 @@ class PromptResult:
     outputs: list[Completion]
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # if they were asked for
+
+
+class LLMTokenizer:
+    """The tokenizer of a loaded model, as Hugging Face's are called. Ids are those of the model."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Of any length. add_special_tokens: what the model wants around a prompt, such as BOS."""
+        return self._frontend.tokenize(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Bytes that are not UTF-8 become U+FFFD. Raises InvalidRequestError for an id that the model does not have."""
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self._frontend.detokenize(ids, skip_special_tokens=skip_special_tokens)
 
 
 class LLM:
@@ -139,19 +158,24 @@ class LLM:
         """What calls without sampling_params use: the model's generation_config.json on top of octavo's defaults."""
         return self._defaults
 
+    def get_tokenizer(self) -> LLMTokenizer:
+        return LLMTokenizer(self._frontend)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: Progress = True,
     ) -> list[PromptResult]:
-        """Continue one or many prompts (text or token ids), all in one batch; results in the order of the prompts.
+        """Continue one or many prompts, all in one batch; results in the order of the prompts.
 
-        Output ends at the model's length even if max_tokens is larger. Raises InvalidRequestError.
+        Output ends at the model's length even if max_tokens is larger. use_tqdm: show a progress bar if standard error
+        is a terminal. Raises InvalidRequestError.
         """
-        many = _prompt_list(prompts)
-        texts = [prompt if isinstance(prompt, str) else None for prompt in many]
-        token_ids = [self._frontend.encode(p) if isinstance(p, str) else list(p) for p in many]
-        return self._results(texts, token_ids, self._one_each(sampling_params, len(many)))
+        many = [self._encoded(prompt) for prompt in _prompt_list(prompts)]
+        params = self._one_each(sampling_params, len(many))
+        return self._results([text for text, _ in many], [ids for _, ids in many], params, use_tqdm)
 
     def chat(
         self,
@@ -163,11 +187,13 @@ class LLM:
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: Progress = True,
     ) -> list[PromptResult]:
         """Answer one or many conversations, each a list of {"role", "content"}.
 
         With continue_final_message the answer goes on with the last message; otherwise it begins a new one, unless
-        add_generation_prompt is False. chat_template: instead of the model's own. Raises InvalidRequestError.
+        add_generation_prompt is False. chat_template: instead of the model's own. use_tqdm: as in `generate`.
+        Raises InvalidRequestError.
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
@@ -191,17 +217,24 @@ class LLM:
             )
             texts.append(text)
             token_ids.append(self._frontend.encode(text, add_special_tokens=False, param="messages"))
-        return self._results(texts, token_ids, self._one_each(sampling_params, len(texts)))
+        return self._results(texts, token_ids, self._one_each(sampling_params, len(texts)), use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[str]:
         """The continuation of one prompt, piece by piece. Closing the iterator stops the generation."""
-        token_ids = self._frontend.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._stream(token_ids, sampling_params)
+        return self._stream(self._encoded(prompt)[1], sampling_params)
 
     def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> Generator[str]:
         """The answer to one conversation, piece by piece. Closing the iterator stops the generation."""
         text = self._frontend.render_chat(messages)
         return self._stream(self._frontend.encode(text, add_special_tokens=False, param="messages"), sampling_params)
+
+    def _encoded(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Its text, if it has one, and its token ids."""
+        text, token_ids = _prompt(prompt)
+        if token_ids is None:
+            assert text is not None
+            token_ids = self._frontend.encode(text)
+        return text, token_ids
 
     def _one_each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
@@ -267,13 +300,16 @@ class LLM:
                     yield text
 
     def _results(
-        self, texts: list[str | None], token_ids: list[list[int]], params: list[SamplingParams]
+        self, texts: list[str | None], token_ids: list[list[int]], params: list[SamplingParams], use_tqdm: Progress
     ) -> list[PromptResult]:
         requests = [self._request(ids, p) for ids, p in zip(token_ids, params, strict=True)]
         results = [_empty_result(request, text) for text, request in zip(texts, requests, strict=True)]
         by_id = {result.request_id: (result, Detokenizer()) for result in results}
-        for output in self._run(requests):
-            self._add(*by_id[output.request_id], output)
+        with _progress(use_tqdm, len(requests)) as bar:
+            for output in self._run(requests):
+                self._add(*by_id[output.request_id], output)
+                if bar is not None and output.finish_reason is not None:
+                    bar.update()
         return results
 
     def _add(self, result: PromptResult, detokenizer: Detokenizer, output: RequestOutput) -> None:
@@ -373,15 +409,53 @@ def _interrupts_wait() -> Iterator[None]:
         handler(*caught[0])
 
 
+def _progress(use_tqdm: Progress, total: int) -> Any:
+    """A context manager of a bar, or of None."""
+    if callable(use_tqdm):
+        return use_tqdm(total=total, desc="Processed prompts")
+    if not use_tqdm or not sys.stderr.isatty():
+        return nullcontext()
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    return tqdm(total=total, desc="Processed prompts", unit=" prompts")
+
+
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
     many: list[Any] = list(prompts) if isinstance(prompts, Sequence) else [None]
-    if many and all(type(p) is int for p in many):
-        return [many]
-    if not all(isinstance(p, str) or (isinstance(p, list) and all(type(t) is int for t in p)) for p in many):
-        raise InvalidRequestError("prompts must be text, a list of token ids, or a list of either", param="prompts")
-    return many
+    return [many] if many and _are_ids(many) else many
+
+
+def _prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
+    """The text and the token ids of a prompt, which has one of them or both. Raises InvalidRequestError."""
+    text: Any = None
+    ids: Any = None
+    match prompt:
+        case str():
+            text = prompt
+        case Mapping():
+            for name, value in prompt.items():
+                if name not in ("prompt", "prompt_token_ids") and value:
+                    raise InvalidRequestError(
+                        f"a prompt has {shorten(repr(name))}; it can have prompt (text) or prompt_token_ids",
+                        param="prompts",
+                    )
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        case list():
+            ids = prompt
+    if isinstance(ids, list) and _are_ids(ids) and isinstance(text, str | None):
+        return text, list(ids)
+    if ids is None and isinstance(text, str):
+        return text, None
+    raise InvalidRequestError(
+        'prompts must be text, a list of token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these',
+        param="prompts",
+    )
+
+
+def _are_ids(values: list[Any]) -> bool:
+    return all(type(value) is int for value in values)
 
 
 def _empty_result(request: Request, prompt: str | None) -> PromptResult:

@@ -77,3 +77,28 @@ def test_all_fields_survive_the_way_to_the_engine() -> None:
         thinking_token_budget=100,
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"n": 2}, "n=2 is not supported: give the prompt that many times"),
+        ({"n": True}, "n=True is not supported"),
+        ({"best_of": 3}, "best_of=3 is not supported: .* keep the best"),
+        ({"priority": 1}, "priority=1 is not supported: .*order of arrival"),
+        ({"guided_decoding": {"json": {}}}, "use structured_outputs"),
+        ({"temprature": 0}, "has no field 'temprature': did you mean temperature"),
+        ({"zzz": 0}, "has no field 'zzz': there are temperature, "),
+    ],
+)
+def test_fields_that_are_not_here_are_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as refused:
+        SamplingParams(**fields)
+    assert refused.value.param in fields
+
+
+def test_fields_of_vllm_that_ask_for_nothing_are_accepted() -> None:
+    asked: dict[str, Any] = {"n": 1, "best_of": None, "detokenize": True, "logits_processors": []}
+    assert SamplingParams(temperature=0, **asked) == SamplingParams(temperature=0)
+    with pytest.raises(InvalidRequestError, match="have names"):
+        SamplingParams(0.5)  # type: ignore[misc]

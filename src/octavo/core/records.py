@@ -134,7 +134,53 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         return name == "json" and self.json is False  # a schema, if one that nothing fits
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+# Fields of vLLM's SamplingParams that are not here -> the values that ask for nothing, and what to do instead.
+_ELSEWHERE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "n": ((1,), "give the prompt that many times, each with a seed of its own or none"),
+    "best_of": ((1,), "give the prompt that many times and keep the best"),
+    "priority": ((0,), "requests are served in the order of arrival: leave it out"),
+    "use_beam_search": ((False,), "leave it out"),
+    "length_penalty": ((1,), "it is about beam search: leave it out"),
+    "early_stopping": ((False,), "it is about beam search: leave it out"),
+    "detokenize": ((True,), "text is always made: leave it out"),
+    "spaces_between_special_tokens": ((True,), "leave it out"),
+    "logits_processors": (([],), "no code is loaded: use logit_bias, bad_words or structured_outputs"),
+    "guided_decoding": ((), "use structured_outputs"),
+    "truncate_prompt_tokens": ((), "shorten the prompt"),
+    "output_kind": ((0, 2), "LLM.generate gives whole results and LLM.stream gives pieces: leave it out"),
+    "extra_args": (({},), "leave it out"),
+    "flat_logprobs": ((False,), "leave it out"),
+}
+
+
+class _Refusing(type(msgspec.Struct)):  # type: ignore[misc]
+    """Makes of an unknown keyword an error that names it, which a msgspec Struct has no other place for."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        unknown = fields.keys() - cls.__struct_fields__
+        if args:
+            raise InvalidRequestError("sampling parameters have names: write SamplingParams(temperature=0)")
+        for name in sorted(unknown):
+            _refuse_unless_harmless(name, fields.pop(name), cls.__struct_fields__)
+        return super().__call__(**fields)
+
+
+def _refuse_unless_harmless(name: str, value: Any, known: Seq[str]) -> None:
+    if name in _ELSEWHERE:
+        harmless, remedy = _ELSEWHERE[name]
+        if value is not None and not any(
+            value == h and isinstance(value, bool) == isinstance(h, bool) for h in harmless
+        ):
+            raise InvalidRequestError(f"{name}={shorten(repr(value))} is not supported: {remedy}", param=name)
+        return
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    raise InvalidRequestError(f"SamplingParams has no field {shorten(name)!r}: {hint}", param=name)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, metaclass=_Refusing):
     """How to choose tokens and when to stop; names and meanings are vLLM's.
 
     temperature: [0, 2]; 0 (or below 1e-5) is greedy. top_k: 0 or -1 is off. top_p: (0, 1]. min_p: [0, 1].
@@ -142,7 +188,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     the chosen token, at most --max-logprobs; -1: the whole vocabulary. max_tokens: None = up to the model's limit.
     bad_words_token_ids: how bad_words may be written, which the door fills in.
     thinking_token_budget: tokens of reasoning after which its end is forced. Only for models whose reasoning the door
-    can tell. Raises InvalidRequestError naming the field on a bad value.
+    can tell. Raises InvalidRequestError naming the field on a bad value and for a field that is not here; those of
+    vLLM are accepted where they ask for nothing, as n=1.
     """
 
     temperature: float = 1.0

@@ -123,15 +123,16 @@ class Frontend:
         """Token ids of a text that is no prompt, so of any length. Takes long for a long one: call it in a thread."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=True)
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, that of special ones too. Raises InvalidRequestError for an id beyond the model's."""
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids. Raises InvalidRequestError for an id beyond the model's."""
         vocab_size = self.info.vocab_size
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequestError(
                     f"tokens has id {token_id}; ids of this model go from 0 to {vocab_size - 1}", param="tokens"
                 )
-        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+        pieces = (self.visible_bytes(token_id, skip_special_tokens) for token_id in token_ids)
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def reasoning_behind(self, token_ids: Sequence[int], tags: Tags) -> ReasoningTags:
         """How the answer to a prompt will mark its reasoning, for `build_request`."""

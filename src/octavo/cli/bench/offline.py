@@ -58,7 +58,7 @@ def latency(args: argparse.Namespace) -> int:
     for i in range(args.num_iters_warmup + args.num_iters):
         prompts = [_token_ids(llm, args.input_len, generator) for _ in range(args.batch_size)]
         start = time.perf_counter()
-        llm.generate(prompts, params)
+        llm.generate(prompts, params, use_tqdm=False)
         if i >= args.num_iters_warmup:
             seconds.append(time.perf_counter() - start)
     llm.close()
@@ -85,7 +85,7 @@ def throughput(args: argparse.Namespace) -> int:
     params = [SamplingParams(max_tokens=length, ignore_eos=True, seed=i) for i, length in enumerate(lengths)]
     llm.generate(_token_ids(llm, 8, generator), SamplingParams(max_tokens=4, ignore_eos=True))
     start = time.perf_counter()
-    results = llm.generate(prompts, params)
+    results = llm.generate(prompts, params, use_tqdm=False)
     elapsed = time.perf_counter() - start
     llm.close()
     output_tokens = sum(len(result.outputs[0].token_ids) for result in results)
