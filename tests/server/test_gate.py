@@ -134,16 +134,42 @@ def test_pages_of_an_allowed_origin_may_ask_and_those_of_others_may_not(guarded_
     assert allowed.headers["access-control-allow-origin"] == ORIGIN
     assert "authorization" in allowed.headers["access-control-allow-headers"]
     refused = preflight("https://evil.example")
-    assert refused.status_code == 400
+    assert refused.status_code == 403
     assert "access-control-allow-origin" not in refused.headers
     assert httpx.get(url, headers={"Origin": ORIGIN}).headers["access-control-allow-origin"] == ORIGIN  # a 401
     evil = httpx.get(url, headers={"Origin": "https://evil.example", **key()})
+    assert evil.status_code == 403
     assert "access-control-allow-origin" not in evil.headers
 
 
 def test_without_allowed_origins_no_other_sites_page_may_ask(quick_server: ServerProcess) -> None:
-    reply = httpx.get(f"{quick_server.url}/v1/models", headers={"Origin": ORIGIN})
-    assert not [name for name in reply.headers if name.startswith("access-control")]
+    body = {"prompt": "abc", "max_tokens": 2}
+    plain = {"Content-Type": "text/plain"}  # for which a browser does not ask first
+    for origin in (ORIGIN, "null", "http://127.0.0.1", "http://127.0.0.1:1", "", "http://", quick_server.url + "0"):
+        for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/ping")):
+            url = quick_server.url + path
+            reply = httpx.request(method, url, content=json.dumps(body), headers={**plain, "Origin": origin})
+            assert reply.status_code == 403, (origin, path)
+            assert not [name for name in reply.headers if name.startswith("access-control")]
+            assert "--allowed-origins" in reply.json()["error"]["message"]
+    assert httpx.get(f"{quick_server.url}/health", headers={"Origin": ORIGIN}).status_code == 200
+    message = httpx.post(f"{quick_server.url}/v1/messages", headers={"Origin": ORIGIN}).json()
+    assert message["error"]["type"] == "permission_error"
+
+
+def test_a_servers_own_pages_may_ask(quick_server: ServerProcess) -> None:
+    for origin, host in ((quick_server.url, None), ("https://Llm.example", "llm.example")):
+        headers = {"Origin": origin, **({"Host": host} if host else {})}
+        body = {"prompt": "abc", "max_tokens": 2}
+        assert httpx.post(f"{quick_server.url}/v1/completions", json=body, headers=headers).status_code == 200
+
+
+def test_with_keys_too_requests_are_counted_by_route(guarded_server: ServerProcess) -> None:
+    httpx.get(f"{guarded_server.url}/version", headers=key())
+    httpx.get(f"{guarded_server.url}/version")
+    shown = httpx.get(f"{guarded_server.url}/metrics", headers=key()).text
+    for route, status in (("/version", "2xx"), ("none", "4xx")):
+        assert f'http_requests_total{{handler="{route}",method="GET",status="{status}"}}' in shown
 
 
 @pytest.mark.parametrize("chosen", ["mine-1", "x" * 128, "a/b:c+d=e"])

@@ -355,6 +355,24 @@ def test_a_body_beyond_the_limit_is_refused_whole(quick_server: ServerProcess) -
     assert "33,554,432" in reply.json()["error"]["message"]
 
 
+def test_a_body_that_announces_what_nobody_reads_is_refused_before_it_comes(quick_server: ServerProcess) -> None:
+    host, port = quick_server.url.removeprefix("http://").split(":")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=10) as sock:  # less than a slow body's time
+        sock.sendall(head)
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 413")
+
+
+def test_a_refusal_shows_values_as_json_has_them(quick_server: ServerProcess) -> None:
+    def message(**fields: Any) -> str:
+        return str(httpx.post(quick_server.url + COMPLETIONS, json=completion(**fields)).json()["error"]["message"])
+
+    assert message(stop=[""]) == "stop is ['']; it must be texts that are not empty"
+    assert message(guided_choice=[]).startswith("guided_choice is empty: ")
+    assert message(structured_outputs={"choice": []}).startswith("structured_outputs.choice is empty: ")
+    assert "leave n out" in message(n=0)
+
+
 def test_an_error_in_mid_stream_is_a_frame_of_its_own(quick_server: ServerProcess) -> None:
     reply = httpx.post(quick_server.url + COMPLETIONS, json=completion(prompt=FAIL.decode(), stream=True))
     assert reply.status_code == 200

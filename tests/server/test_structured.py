@@ -178,6 +178,17 @@ def test_what_compiles_for_too_long_is_a_400_and_nobody_waits_for_it(plain_serve
     assert httpx.get(plain_server.url + "/health").status_code == 200
 
 
+def test_a_form_that_is_too_complex_when_it_comes_to_writing_is_a_400_in_our_words(plain_server: ServerProcess) -> None:
+    fields = {f"p{i}": {"type": "string", "pattern": "(a|b)*c{1,50}"} for i in range(3000)}
+    schema = {"structured_outputs": {"json": {"type": "object", "properties": fields}}}
+    with pytest.raises(openai.BadRequestError, match="make it simpler") as caught:
+        ask(plain_server, extra_body=schema)
+    assert caught.value.code == "grammar_too_complex"
+    assert "row" not in caught.value.message
+    with pytest.raises(openai.APIError, match="make it simpler"):
+        list(ask(plain_server, extra_body=schema, stream=True))
+
+
 def weather(**fields: Any) -> dict[str, Any]:
     parameters = GetWeather.model_json_schema()
     return {"type": "function", "function": {"name": "get_weather", "parameters": parameters, **fields}}

@@ -117,6 +117,9 @@ def test_the_page_about_the_api_has_every_route_and_field_and_loads_nothing(quic
     assert all(f"<code>{name}</code>" in page for name in UNSUPPORTED)
     assert not re.search(r"(?:src|href|url|import|script)\s*[=(:]", page)
     assert "octavo.server" not in page
+    assert f"curl {quick_server.url}/v1/chat/completions" in page
+    strange = httpx.get(f"{quick_server.url}/docs", headers={"Host": "<b>"}).text
+    assert "curl http://&lt;b&gt;/v1" in strange
 
 
 def test_an_idle_page_reader_cannot_put_markup_into_it(quick_server: ServerProcess) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -125,6 +128,32 @@ def test_a_checker_that_was_killed_is_started_again() -> None:
             with pytest.raises(OverloadedError, match="try again"):
                 await waiting
             assert await one.grammar(StructuredOutputs(regex="a"))
+
+    run(check())
+
+
+def test_a_checker_that_was_stopped_is_replaced() -> None:
+    async def check() -> None:
+        async with checker() as one:
+            await one.grammar(YES)
+            assert one._process is not None
+            os.kill(one._process.pid, signal.SIGSTOP)
+            with pytest.raises(OverloadedError, match="try again"):
+                await asyncio.wait_for(one.grammar(StructuredOutputs(regex="a")), 20)
+            assert await one.grammar(StructuredOutputs(regex="a"))
+
+    run(check())
+
+
+def test_a_checker_that_never_answers_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_check, "SILENT_LOOKS", 2)
+
+    async def check() -> None:
+        one = GrammarChecker(SETUP, (sys.executable, "-c", "import time; time.sleep(1000)"))
+        for _ in range(2):
+            with pytest.raises(OverloadedError, match="try again"):
+                await asyncio.wait_for(one.grammar(YES), 20)
+        await one.close()
 
     run(check())
 

@@ -239,6 +239,22 @@ def test_an_output_does_not_depend_on_what_others_with_its_grammar_tried(
     assert outcome(*(request(str(i), growing, seed=i) for i in range(6)), request("a", growing)) == alone
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Current row has 12007 items; max is 10000; consider making your grammar left-recursive if it's right-recursive",
+        "lexer precomputation failed; either increase limits.initial_lexer_fuel or disable "
+        "limits.precompute_large_lexemes",
+        "initial lexer configuration (grammar) too big (limit for this grammar: 1000000)",
+        "too many states: 50001 > 50000; stopping",
+        "Too many items (limit 50000); try avoiding single-byte/short lexemes",
+    ],
+)
+def test_no_setting_of_llguidance_is_named_to_whoever_has_none(said: str) -> None:
+    assert compiler.plain(said) == compiler.TOO_COMPLEX
+    assert compiler.plain("unknown name: \"x\"") == 'unknown name: "x"'
+
+
 class FailingMatcher:
     """Its second mask fails, as soon as its first token is known; it may panic at that."""
 
@@ -250,7 +266,7 @@ class FailingMatcher:
         return self._failed
 
     def get_error(self) -> str:
-        return "out of fuel"
+        return "out of order"
 
     def consume_token(self, token_id: int) -> None:
         self._failed = True
@@ -273,7 +289,7 @@ def test_whether_a_token_counts_does_not_depend_on_how_soon_the_next_mask_fails(
     assert constraint._done.wait(5)
     assert constraint.error is None, "the token was sampled with a good mask"
     assert not constraint.fill(mask)
-    assert ("Panic" if panics else "out of fuel") in str(constraint.error)
+    assert ("Panic" if panics else "out of order") in str(constraint.error)
     grammars.close()
 
 

@@ -67,7 +67,7 @@ class InvalidRequestError(OctavoError):
 
 
 class RequestFailedError(OctavoError):
-    """An accepted request could not be finished; the engine and all other requests go on (HTTP 500)."""
+    """An accepted request could not be finished in the form that it asks for; all other requests go on (HTTP 400)."""
 
 
 class OverloadedError(OctavoError):

@@ -109,7 +109,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         ):
             check(isinstance(getattr(self, name), kind), f".{name} must be {called}")
         if self.choice is not None:
-            check(bool(self.choice) and all(isinstance(c, str) for c in self.choice), ".choice must be a list of texts")
+            check(bool(self.choice), ".choice is empty: offer at least one text, or leave it out")
+            check(all(isinstance(c, str) for c in self.choice), ".choice must be a list of texts")
             msgspec.structs.force_setattr(self, "choice", tuple(self.choice))
         check(
             not (self.disable_any_whitespace and self.whitespace_pattern is not None),
@@ -220,9 +221,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, want: str) -> None:
             if not ok:
-                raise InvalidRequestError(
-                    f"{name} is {shorten(repr(getattr(self, name)))}; it must be {want}", param=name
-                )
+                value = getattr(self, name)
+                shown = list(value) if isinstance(value, tuple) else value  # as JSON has it
+                raise InvalidRequestError(f"{name} is {shorten(repr(shown))}; it must be {want}", param=name)
 
         stop = () if self.stop is None else self.stop
         ids = () if self.stop_token_ids is None else self.stop_token_ids
@@ -249,7 +250,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             msgspec.structs.force_setattr(self, "seed", None)
         check(self.seed is None or -MAX_SEED - 1 <= self.seed <= MAX_SEED, "seed", "a 64-bit integer")
         check(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
-        check(all(self.stop), "stop", "non-empty strings")
+        check(all(self.stop), "stop", "texts that are not empty")
         check(
             max(map(len, self.stop), default=0) <= MAX_STOP_CHARACTERS,
             "stop",

@@ -219,7 +219,7 @@ class EngineClient:
 
     async def is_responsive(self) -> bool:
         """Whether the engine answers, or gets anything done, within HEALTH_SECONDS."""
-        if self.is_alive and self._is_stopped():
+        if self.is_alive and is_stopped(self.pid):
             self._give_up_on(STOPPED)
         if not self.is_alive:
             return False
@@ -369,7 +369,7 @@ class EngineClient:
 
     def _look(self) -> None:
         self._watch_timer = None
-        if self._is_stopped():
+        if is_stopped(self.pid):
             self._give_up_on(STOPPED)
             return
         beats = self._process.pulse.beats
@@ -381,14 +381,16 @@ class EngineClient:
         elif self._streams or self._answer is not None or not self._loaded:
             self._watch_timer = self._loop.call_later(WATCH_SECONDS, self._look)
 
-    def _is_stopped(self) -> bool:
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # it has ended
-            return False
-
 
 STOPPED = "was stopped by a signal"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a child is held by SIGSTOP."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it has ended
+        return False
 
 
 def _cause(state: str | None, code: int | None, last_words: str | None) -> tuple[str, str]:

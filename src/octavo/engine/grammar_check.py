@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import logging
+import os
+import signal
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -15,11 +18,17 @@ import msgspec
 
 from octavo.core.errors import InvalidRequestError, OverloadedError
 from octavo.core.records import StructuredOutputs
-from octavo.structured.checker import COMMAND, Job, Setup, Verdict, frame
+from octavo.engine.client import is_stopped
+from octavo.structured.checker import COMMAND, WALL_SECONDS, Job, Setup, Verdict, frame
+
+logger = logging.getLogger(__name__)
 
 MAX_WAITING = 64  # different grammars that are being tried or wait for it
 MAX_KEPT_BYTES = 32 << 20  # of verdicts
 CLOSE_SECONDS = 2.0
+LOOK_SECONDS = 0.5  # between looks at a process that owes verdicts
+# In looks and not by the clock, since this process may have been stopped itself.
+SILENT_LOOKS = int((WALL_SECONDS + 10) / LOOK_SECONDS)  # without a verdict, of which each is due in WALL_SECONDS
 
 
 class GrammarChecker:
@@ -31,6 +40,8 @@ class GrammarChecker:
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None  # while something is asked
+        self._num_verdicts = 0
         self._numbers = itertools.count()
         self._waiting: dict[bytes, asyncio.Task[Verdict]] = {}  # by the digest of the job
         self._asked: dict[int, asyncio.Future[Verdict]] = {}  # by the number of the job
@@ -75,6 +86,8 @@ class GrammarChecker:
                 await process.wait()
         if self._reader is not None:
             await self._reader
+        if self._watcher is not None:
+            self._watcher.cancel()
 
     async def _try(self, key: bytes, outputs: StructuredOutputs, around: str) -> Verdict:
         try:
@@ -95,6 +108,8 @@ class GrammarChecker:
         self._asked[job.number] = future
         assert self._process.stdin is not None
         self._process.stdin.write(frame(job))
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch())
         return await future
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -110,11 +125,26 @@ class GrammarChecker:
         self._reader = asyncio.create_task(self._read(process.stdout))
         return process
 
+    async def _watch(self) -> None:
+        """Ends a process that was stopped or hangs; its reader then fails what it was asked, and another is started."""
+        looks = 0
+        while self._asked:
+            before = self._process, self._num_verdicts
+            await asyncio.sleep(LOOK_SECONDS)
+            process = self._process
+            looks = looks + 1 if before == (process, self._num_verdicts) else 0
+            if process is None or process.returncode is not None or not self._asked:
+                continue
+            if is_stopped(process.pid) or looks >= SILENT_LOOKS:
+                logger.warning("the process that compiles grammars stands still: it is killed and will be replaced")
+                os.killpg(process.pid, signal.SIGKILL)  # with its trials: it leads its session
+
     async def _read(self, stream: asyncio.StreamReader) -> None:
         try:
             while True:
                 size = int.from_bytes(await stream.readexactly(4), "little")
                 verdict = msgspec.msgpack.decode(await stream.readexactly(size), type=Verdict)
+                self._num_verdicts += 1
                 self._asked.pop(verdict.number).set_result(verdict)
         except (asyncio.IncompleteReadError, ConnectionError):  # it has ended, or was killed
             self._process = None

@@ -210,13 +210,17 @@ def _too_small(machine: MachineMemory, model: ModelMemory, num_blocks: int, rule
     fits = _fitting(model, num_blocks, model.max_model_len - 1)
     needed = model.blocks_of_one * model.block_bytes
     ways = [f"--max-model-len {fits}"] if fits else []
-    ways.append(more)
+    grows = "smaller --max-num-seqs and --max-num-batched-tokens, which the workspace grows with"
+    if model.workspace_bytes > machine.available_bytes:
+        ways.append(grows)  # no share of the memory would do
+    else:
+        ways.append(more)
     if KV_ELEMENT_BYTES[model.kv_cache_dtype] > min(KV_ELEMENT_BYTES.values()):
         ways.append("a smaller --kv-cache-dtype (bfloat16)")
     if model.blocks_at_length <= num_blocks:
         ways.append("a smaller --max-num-batched-tokens, the tokens that sliding layers keep beside their window")
-    elif model.workspace_bytes > needed:
-        ways.append("smaller --max-num-batched-tokens and --max-num-seqs, which the workspace grows with")
+    elif needed < model.workspace_bytes <= machine.available_bytes:
+        ways.append(grows)
     size = format_bytes
     return (
         f"the KV cache has room for {fits:,} tokens ({size(num_blocks * model.block_bytes)}: {rule}), but one sequence "

@@ -22,13 +22,14 @@ SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1, h2, p, td { overflow-wrap: anywhere; }
 h2 { margin: 2rem 0 .25rem; font-size: 1.1rem; }
 h2 b { display: inline-block; min-width: 3.5rem; margin-right: .5rem; }
 code, pre, td:first-child, h2 { font-family: ui-monospace, monospace; }
 pre { overflow-x: auto; padding: .75rem; background: rgb(127 127 127 / 15%); border-radius: .4rem; }
 table { border-collapse: collapse; width: 100%; table-layout: fixed; font-size: .9rem; }
 th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid rgb(127 127 127 / 30%); }
-td { overflow-wrap: anywhere; vertical-align: top; }
+td { vertical-align: top; }
 details { margin: .5rem 0; }
 summary { cursor: pointer; }
 """
@@ -47,12 +48,14 @@ class RouteEntry:
     open: bool = False  # needs no key
 
 
-def render(entries: Sequence[RouteEntry], *, model: str, version: str, root_path: str, needs_key: bool) -> str:
-    """The page, as HTML."""
+def render(
+    entries: Sequence[RouteEntry], *, model: str, version: str, url: str, root_path: str, needs_key: bool
+) -> str:
+    """The page, as HTML. url: scheme and host by which the reader found the server."""
     escape = html.escape
     key = "-H 'Authorization: Bearer KEY' " if needs_key else ""
     example = (
-        f"curl http://HOST:PORT{root_path}/v1/chat/completions \\\n"
+        f"curl {url}{root_path}/v1/chat/completions \\\n"
         f"     {key}-H 'Content-Type: application/json' \\\n"
         f'     -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello."}}]}}\''
     )
@@ -66,7 +69,7 @@ def render(entries: Sequence[RouteEntry], *, model: str, version: str, root_path
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>octavo: {escape(model)}</title>
 <style>{STYLE}</style>
 </head>

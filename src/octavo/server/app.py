@@ -22,7 +22,7 @@ from octavo.server.api_docs import RouteEntry
 from octavo.server.chat import chat_completions
 from octavo.server.completions import completions
 from octavo.server.errors import ApiError
-from octavo.server.gate import CLIENT_LEFT, OPEN_PATHS, Gate, KeyCheck
+from octavo.server.gate import CLIENT_LEFT, OPEN_PATHS, Gate, KeyCheck, OriginCheck
 from octavo.server.messages.bodies import MessagesBody, PromptBody
 from octavo.server.messages.routes import count_tokens, messages
 from octavo.server.protocol import ChatBody, CompletionBody
@@ -66,7 +66,7 @@ def create_app(service: Service) -> ASGIApp:
         route = paths.get(scope.get("endpoint"), "none")  # as the router found it; a client's path may be anything
         service.metrics.count_http(route, scope["method"], status, seconds)
 
-    return Gate(app, settings, on_reply)
+    return Gate(OriginCheck(app, settings.allowed_origins), settings, on_reply)
 
 
 def route_entries(*, with_docs: bool) -> tuple[RouteEntry, ...]:
@@ -176,12 +176,13 @@ async def show_version(_: Service, __: HttpRequest) -> Response:
     return _json({"version": version()})
 
 
-async def show_docs(service: Service, _: HttpRequest) -> Response:
+async def show_docs(service: Service, http: HttpRequest) -> Response:
     settings = service.settings
     page = api_docs.render(
         route_entries(with_docs=True),
         model=service.model_name,
         version=version(),
+        url=f"{http.url.scheme}://{http.headers.get('host') or 'HOST:PORT'}",
         root_path=settings.root_path,
         needs_key=bool(settings.api_keys),
     )

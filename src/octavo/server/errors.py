@@ -23,6 +23,7 @@ ANTHROPIC_PATH = "/v1/messages"  # and what is below it
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     413: "request_too_large",
@@ -79,7 +80,8 @@ class ApiError(Exception):
             case InvalidRequestError():
                 return cls(400, str(error), error.param, error.code)
             case RequestFailedError():
-                return cls(500, str(error), code="request_failed")
+                # Not the server's fault, and the same again if it were tried again, as clients do after a 500.
+                return cls(400, str(error), code="grammar_too_complex")
             case OverloadedError():
                 return cls(503, str(error), code="overloaded")
             case EngineDeadError():

@@ -1,4 +1,4 @@
-"""What every request passes on its way in and out, whatever its route: prefix, id, key, log line, load.
+"""What every request passes on its way in and out, whatever its route: prefix, id, origin, key, log line, load.
 
 ASGI wrappers without an opinion about bodies. The route's path is computed once, here, so that the key check and the
 router can never see two different ones.
@@ -79,6 +79,37 @@ class Gate:
                 _log_access(scope, path, status, seconds)
 
 
+class OriginCheck:
+    """Refuses what pages of other sites send. Browsers ask before most of it, but not before a POST of plain text."""
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        self._app = app
+        self._allowed = frozenset(allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._may_ask(scope):
+            await self._app(scope, receive, send)
+            return
+        origin = shorten((_header(scope, b"origin") or b"").decode("latin-1"))
+        error = ApiError(
+            403,
+            f"a page of {origin} may not ask this server: allow it with --allowed-origins, or, if a proxy changed the "
+            "Host header, let that pass it on",
+            code="origin_not_allowed",
+        )
+        await send_error(send, error, scope["octavo.path"])
+
+    def _may_ask(self, scope: Scope) -> bool:
+        origin = _header(scope, b"origin")
+        if origin is None or "*" in self._allowed or origin.decode("latin-1") in self._allowed:
+            return True
+        if scope["octavo.path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD"):
+            return True
+        # The scheme is left out: a proxy with TLS talks plainly to us.
+        _, _, host = origin.lower().partition(b"://")
+        return host != b"" and host == (_header(scope, b"host") or b"").lower()
+
+
 class KeyCheck:
     """Lets a request pass if its route is open, or if it brings one of the keys. They are kept as digests only."""
 
@@ -92,7 +123,8 @@ class KeyCheck:
             return
         key = self._known_key(scope)
         if key is not None:
-            await self._app({**scope, "octavo.key": key}, receive, send)
+            scope["octavo.key"] = key  # the gate's own scope, in which it finds the route afterwards
+            await self._app(scope, receive, send)
             return
         error = ApiError(
             401,

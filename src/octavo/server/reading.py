@@ -76,7 +76,7 @@ INSTEAD = {
     "max_tokens": "send max_output_tokens",
     "messages": "send input",
     "mirostat": "send min_p or top_p",
-    "n": "send the request that many times",
+    "n": "there is one answer to a request, so leave n out and send the request once for each",
     "n_predict": "send max_tokens",
     "n_probs": "send logprobs",
     "repeat_penalty": "send repetition_penalty",

@@ -194,6 +194,8 @@ class BodyMemory:
 async def read_limited(http: HttpRequest) -> bytes:
     """The body of a request. Raises ApiError: 413 if it is too large or holds too much, 503 if all together are."""
     memory: BodyMemory = http.app.state.body_memory
+    if int(http.headers.get("content-length", 0)) > MAX_DISCARDED_BYTES:  # which nobody will wait for
+        raise _too_large()
     body = bytearray()
     size = taken = commas = brackets = 0
     try:
@@ -211,7 +213,7 @@ async def read_limited(http: HttpRequest) -> bytes:
     finally:
         memory.give_back(taken)
     if size > MAX_BODY_BYTES:
-        raise ApiError(413, f"the body is larger than the limit of {MAX_BODY_BYTES:,} bytes: send less at a time")
+        raise _too_large()
     # Those in texts count too: a prompt that has so many is longer than any model's.
     for count, limit, what in (
         (commas, MAX_COMMAS, "commas"),
@@ -220,6 +222,10 @@ async def read_limited(http: HttpRequest) -> bytes:
         if count > limit:
             raise ApiError(413, f"the body has {count:,} {what}, the limit is {limit:,}: send less at a time")
     return bytes(body)
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body is larger than the limit of {MAX_BODY_BYTES:,} bytes: send less at a time")
 
 
 @asynccontextmanager

@@ -123,5 +123,7 @@ def _read(fields: dict[str, Any], param: str) -> StructuredOutputs:
     try:
         return StructuredOutputs(**fields)
     except InvalidRequestError as error:
-        text = str(error) if param == "structured_outputs" else str(error).replace("structured_outputs", "guided_*")
+        text = str(error)
+        if param != "structured_outputs":
+            text = text.replace("structured_outputs.", "guided_").replace("structured_outputs", "guided_*")
         raise InvalidRequestError(text, param) from None

@@ -21,6 +21,15 @@ STEP_LEXER_FUEL = 200_000
 STEP_MAX_ITEMS = 50_000
 MAX_ITEMS_IN_ROW = 10_000  # some seven for each of the functions that may be called
 MAX_LEXER_STATES = 50_000
+TOO_COMPLEX = (
+    "it takes more work or memory than the limit allows; make it simpler: fewer patterns and alternatives that may "
+    "stand in one place, and shorter repetitions"
+)
+# How llguidance says that one of its limits is reached. It names settings which users do not have.
+_BEYOND_LIMITS = re.compile(
+    r"\bfuel\b|_fuel\b|\blimits\.|limit for this grammar|[Cc]urrent row has|[Tt]oo many (items|states|expressions)"
+    r"|(schema|class|DNF) too large"
+)
 
 
 class GrammarCompiler:
@@ -102,6 +111,8 @@ def plain(error: str) -> str:
     """llguidance's message without its quotation of the grammar, and without traces of its insides."""
     if error.startswith("panic"):
         return "it makes no sense together"
+    if _BEYOND_LIMITS.search(error):
+        return TOO_COMPLEX
     text = error.replace("<non-verbose/>", "").strip()
     text = re.sub(r"^(at )?\d+\(\d+\): ", "", text).removeprefix("failed to compile JSON schema: ")
     text = re.split(r"\n *\d* *\|", text)[0].strip()

@@ -96,7 +96,7 @@ class Constraint:
                 if rest.any():
                     self._mask[:] = rest
         except BaseException as error:  # a panic of llguidance is no Exception; the request that waits must hear of it
-            self._mask_error = f"the output cannot go on in its form: {type(error).__name__}"
+            self._mask_error = f"the output cannot go on in its form: {_broken(error)}"
         finally:
             self._done.set()
 
@@ -132,7 +132,7 @@ class Grammars:
         except InvalidRequestError as error:
             constraint.refuse(str(error))
         except BaseException as error:  # a panic of llguidance is no Exception
-            constraint.refuse(f"the grammar did not compile ({type(error).__name__})")
+            constraint.refuse(f"the output cannot be held to this form: {_broken(error)}")
 
 
 class _Worker:
@@ -165,6 +165,10 @@ class _Worker:
         while (job := self._jobs.get()) is not None:
             job()
             del job  # which may hold the whole engine
+
+
+def _broken(error: BaseException) -> str:
+    return f"octavo's grammars fail on it ({type(error).__name__}); make it simpler"
 
 
 def _close_all(*workers: _Worker) -> None:

@@ -94,7 +94,9 @@ def num_parts(body: PromptBody) -> int:
 
 
 def in_own_words(error: InvalidRequestError) -> InvalidRequestError:
-    """A refusal of the chat route with the name that the field has in a Messages request."""
+    """A refusal of the chat route with the names of a Messages request."""
+    if error.param == "tool_choice":
+        return InvalidRequestError(str(error).replace("'required'", "'any'"), error.param, error.code)
     own_name = _OWN_NAMES.get(error.param or "")
     if own_name is None:
         return error
