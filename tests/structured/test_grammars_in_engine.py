@@ -252,7 +252,7 @@ def test_an_output_does_not_depend_on_what_others_with_its_grammar_tried(
 )
 def test_no_setting_of_llguidance_is_named_to_whoever_has_none(said: str) -> None:
     assert compiler.plain(said) == compiler.TOO_COMPLEX
-    assert compiler.plain("unknown name: \"x\"") == 'unknown name: "x"'
+    assert compiler.plain('unknown name: "x"') == 'unknown name: "x"'
 
 
 class FailingMatcher:

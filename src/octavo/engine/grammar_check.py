@@ -120,9 +120,8 @@ class GrammarChecker:
             start_new_session=True,  # ctrl-C in the terminal is for the parent alone
         )
         assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(frame(self._setup))
-        self._reader = asyncio.create_task(self._read(process.stdout))
+        self._reader = asyncio.create_task(self._read(process))
         return process
 
     async def _watch(self) -> None:
@@ -139,7 +138,10 @@ class GrammarChecker:
                 logger.warning("the process that compiles grammars stands still: it is killed and will be replaced")
                 os.killpg(process.pid, signal.SIGKILL)  # with its trials: it leads its session
 
-    async def _read(self, stream: asyncio.StreamReader) -> None:
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        stream, sink = process.stdout, process.stdin
+        assert stream is not None
+        assert sink is not None
         try:
             while True:
                 size = int.from_bytes(await stream.readexactly(4), "little")
@@ -151,6 +153,8 @@ class GrammarChecker:
             for future in self._asked.values():
                 future.set_exception(OverloadedError("the process that compiles grammars has ended: try again"))
             self._asked.clear()
+            sink.transport.abort()  # what it was sent and did not read
+            await process.wait()
 
 
 def _size(verdict: Verdict) -> int:
