@@ -242,7 +242,7 @@ def test_an_output_does_not_depend_on_what_others_with_its_grammar_tried(
 @pytest.mark.parametrize(
     "said",
     [
-        "Current row has 12007 items; max is 10000; consider making your grammar left-recursive if it's right-recursive",
+        "Current row has 12007 items; max is 10000; consider making your grammar left-recursive",
         "lexer precomputation failed; either increase limits.initial_lexer_fuel or disable "
         "limits.precompute_large_lexemes",
         "initial lexer configuration (grammar) too big (limit for this grammar: 1000000)",

@@ -139,9 +139,8 @@ class GrammarChecker:
                 os.killpg(process.pid, signal.SIGKILL)  # with its trials: it leads its session
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        stream, sink = process.stdout, process.stdin
+        stream = process.stdout
         assert stream is not None
-        assert sink is not None
         try:
             while True:
                 size = int.from_bytes(await stream.readexactly(4), "little")
@@ -153,7 +152,6 @@ class GrammarChecker:
             for future in self._asked.values():
                 future.set_exception(OverloadedError("the process that compiles grammars has ended: try again"))
             self._asked.clear()
-            sink.transport.abort()  # what it was sent and did not read
             await process.wait()
 
 
