@@ -17,7 +17,7 @@ import pytest
 from octavo.cli.bench import offline
 from octavo.cli.bench.http_client import Client
 from octavo.cli.bench.report import percentile, write_json
-from octavo.cli.bench.workload import Lengths, arrival_times, dataset_samples, random_samples
+from octavo.cli.bench.workload import Lengths, arrival_times, dataset_samples, ramp, random_samples
 from octavo.cli.main import main
 from octavo.core.clock import VirtualClock
 from octavo.core.config import EngineConfig
@@ -103,6 +103,13 @@ def test_refusals_are_failures_with_the_servers_words(
         (["--dataset-name", "custom"], "--dataset-path goes with"),
         (["--goodput", "speed:1"], "it must look like ttft:200"),
         (["--header", "x"], "NAME=VALUE"),
+        (["--metadata", "x"], "--metadata has 'x'; it must look like NAME=VALUE"),
+        (["--metadata", "duration=1"], "--metadata sets 'duration', which is a figure"),
+        (["--label", "a/b"], "--label is 'a/b'"),
+        (["--logprobs", "-1"], "--logprobs is -1"),
+        (["--ramp-up-end-rps", "5"], "need --ramp-up-strategy"),
+        (["--ramp-up-strategy", "linear", "--ramp-up-end-rps", "5"], "needs --ramp-up-start-rps and"),
+        (["--ramp-up-strategy", "linear", "--request-rate", "5"], "leave --request-rate out"),
         (["--percentile-metrics", "ttft,speed"], "of ttft, tpot, itl, e2el"),
         (["--metric-percentiles", "101"], "between 0 and 100"),
         (["--num-warmups", "-1"], "--num-warmups is -1; it must be at least 0"),
@@ -116,6 +123,35 @@ def test_refusals_are_failures_with_the_servers_words(
 def test_wrong_flags_say_what_is_wrong(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_a_run_is_told_of_itself_is_in_its_result(
+    server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = "--num-prompts 3 --top-p 0.9 --top-k 5 --min-p 0.1 --presence-penalty 1 --logprobs 1 --temperature 0"
+    ramp = "--ramp-up-strategy exponential --ramp-up-start-rps 50 --ramp-up-end-rps 200"
+    name = "--model org/name --served-model-name echo --label mine --metadata version=0.1 cpu=a=b --tokenizer org/name"
+    result = bench(server, tmp_path, *f"{how} {ramp} {name} --trust-remote-code".split())
+    assert (result["completed"], result["label"], result["model_id"]) == (3, "mine", "org/name")
+    assert (result["version"], result["cpu"], result["ramp_up_end_rps"]) == ("0.1", "a=b", 200)
+    assert capsys.readouterr().err.count("no tokenizer is loaded") == 2
+
+
+@pytest.mark.parametrize("flag", [["--profile"], ["--plot-timeline"], ["--hf-name", "x"], ["--insecure"]])
+def test_flags_of_vllms_benchmark_that_are_not_here_are_refused_with_a_way_out(
+    flag: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "serve", *flag])
+    assert ended.value.code == 2
+    assert f"{' '.join(flag)} is not supported: " in capsys.readouterr().err
+
+
+def test_a_rate_may_grow() -> None:
+    assert ramp(3, 1, 4, "linear") == [1, 2.5, 4]
+    assert ramp(3, 1, 4, "exponential") == [1, 2, 4]
+    assert ramp(1, 5, 9, "linear") == [5]
+    assert arrival_times(3, ramp(3, 1, 4, "exponential"), math.inf, random.Random(0)) == [0, 1, 1.5]
 
 
 def test_a_misspelt_flag_of_a_benchmark_suggests_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,13 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from octavo.cli.parser import Parser
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.version import version
+from octavo.core.vllm_flags import VllmFlag, vllm_bench_flags
 
 INTERRUPTED = 130  # as shells report a program that ctrl-C ended
 READER_GONE = 141  # and one that SIGPIPE ended
@@ -29,6 +30,7 @@ class Command(NamedTuple):
     run: Callable[[argparse.Namespace], int]
     common: Sequence[str] = ()  # flags that its short help shows; all if there are none
     with_config: bool = False  # it takes --config, and knows vLLM's flags
+    of_vllm: Callable[[], Mapping[str, VllmFlag]] | None = None  # flags of vLLM that it knows instead
     shows_notes: bool = False  # it shows the parser's notes itself
 
 
@@ -84,7 +86,7 @@ def _bench_throughput() -> Command:
 def _bench_serve() -> Command:
     from octavo.cli.bench import serve
 
-    return Command(serve.add_flags, serve.run)
+    return Command(serve.add_flags, serve.run, of_vllm=vllm_bench_flags)
 
 
 def _run_batch() -> Command:
@@ -172,6 +174,7 @@ def _parser(name: str, text: str, command: Command) -> Parser:
         else None,
         common=command.common,
         with_config=with_config,
+        of_vllm=command.of_vllm,
         is_known_elsewhere=_is_flag_of_any,
         shares_file_with=None if name == "serve" else lambda: make_parser("serve"),
     )

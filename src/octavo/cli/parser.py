@@ -38,14 +38,15 @@ class Parser(argparse.ArgumentParser):
         *,
         common: Sequence[str] = (),
         with_config: bool = False,
+        of_vllm: Callable[[], Mapping[str, VllmFlag]] | None = None,
         environment: Mapping[str, str] | None = None,
         is_known_elsewhere: Callable[[str], bool] = lambda name: False,
         shares_file_with: Callable[[], Parser] | None = None,
         **options: Any,
     ) -> None:
         """common: names of flags that the short help shows, all if there are none; with_config: there is --config, and
-        vLLM's flags are known; is_known_elsewhere: whether another command has a flag of this name; shares_file_with:
-        the parser of a command whose flags the file may have too."""
+        an engine's flags of vLLM are known, if not those of `of_vllm`; is_known_elsewhere: whether another command has
+        a flag of this name; shares_file_with: the parser of a command whose flags the file may have too."""
         super().__init__(**options, allow_abbrev=False, add_help=False, formatter_class=_Formatter)
         self.register("action", "append", Repeated)
         self._common = common
@@ -53,6 +54,7 @@ class Parser(argparse.ArgumentParser):
         self._is_known_elsewhere = is_known_elsewhere
         self._shares_file_with = shares_file_with
         self._with_config = with_config
+        self._of_vllm = of_vllm or (vllm_flags if with_config else dict)
         self.add_argument("-h", "--help", action=_Help, nargs="?", metavar="GROUP", help="show this, a group, or all")
         if with_config:
             self.add_argument(CONFIG_FLAG, metavar="FILE", help="a YAML file of flags (names without the dashes)")
@@ -88,7 +90,7 @@ class Parser(argparse.ArgumentParser):
                 delattr(found, dest)
             else:
                 setattr(found, dest, action.default)
-        for flag in vllm_flags().values() if self._with_config else ():
+        for flag in self._of_vllm().values():
             if hasattr(found, flag.dest):
                 where = f"--{flag.name}" if flag.dest in given else lesser[flag.dest].where
                 note = flag.judge(where, getattr(found, flag.dest))
@@ -104,8 +106,8 @@ class Parser(argparse.ArgumentParser):
     def action_of(self, name: str) -> argparse.Action | None:
         """The flag with this long name, without dashes; one of vLLM's is made when it is asked for."""
         spelling = f"--{name}"
-        if self._with_config and spelling not in self._option_string_actions and name in vllm_flags():
-            add_vllm_flag(self, vllm_flags()[name])
+        if spelling not in self._option_string_actions and name in self._of_vllm():
+            add_vllm_flag(self, self._of_vllm()[name])
         return self._option_string_actions.get(spelling)
 
     def leaves_out(self, name: str) -> bool:
@@ -139,7 +141,7 @@ class Parser(argparse.ArgumentParser):
         """The long name that is most like this one, without dashes."""
         import difflib
 
-        known = [*self.flag_names(), *(vllm_flags() if self._with_config else ())]
+        known = [*self.flag_names(), *self._of_vllm()]
         return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
     def help_about(self, topic: str | None) -> str:
@@ -154,7 +156,7 @@ class Parser(argparse.ArgumentParser):
             if group.title == wanted.removesuffix("config"):
                 return self._help([group])
         parts = [action for action in self._actions if any(wanted in name for name in names_of(action))]
-        of_vllm = [flag for name, flag in vllm_flags().items() if wanted in name] if self._with_config else []
+        of_vllm = [flag for name, flag in self._of_vllm().items() if wanted in name]
         if not parts and not of_vllm:
             titles = ", ".join(group.title or "" for group in groups)
             raise ConfigError(f"no group and no flag is like {shorten(topic)!r}; the groups are {titles}")
@@ -201,7 +203,7 @@ class Parser(argparse.ArgumentParser):
             name = name.replace("_", "-")
             self.action_of(name.removeprefix("no-"))
             action = self.action_of(name)
-            if dot and key and action is not None and (action.type is json_object or name in vllm_flags()):
+            if dot and key and action is not None and (action.type is json_object or name in self._of_vllm()):
                 value = _value(head, text if equals else next(words, None))
                 _put(dotted.setdefault(f"--{name}", {}), key.split("."), value)
             elif equals and action is not None and action.nargs == 0 and text.lower() in SWITCH_WORDS:
@@ -217,8 +219,7 @@ class Parser(argparse.ArgumentParser):
 
     def _flag_of(self, short: str) -> VllmFlag | None:
         """vLLM's flag with this short spelling, such as -cc."""
-        known = vllm_flags().values() if self._with_config else ()
-        return next((flag for flag in known if short in flag.spellings[1:]), None)
+        return next((flag for flag in self._of_vllm().values() if short in flag.spellings[1:]), None)
 
     @staticmethod
     def _switched(action: argparse.Action, name: str, on: bool) -> list[str]:

@@ -1,5 +1,6 @@
-"""The flags of `vllm serve` that octavo has no flag for, and what becomes of each: accepted as it is, accepted with a
-note, or refused with what to do instead. One table for the command line, config files, the environment and Python.
+"""The flags of `vllm serve` and `vllm bench serve` that octavo has no flag for, and what becomes of each: accepted,
+accepted with a note, or refused with what to do instead. For the command line, config files, the environment and
+Python.
 
 Knows no parser. Names and values are those of vLLM 0.6 to 0.32; what octavo does have under the same name is in WORKS.
 """
@@ -371,6 +372,51 @@ _TABLE: tuple[tuple[str, Verdict, str, str], ...] = (
 )
 
 
+# The same of `vllm bench serve`.
+_BENCH_TABLE: tuple[tuple[str, Verdict, str, str], ...] = (
+    (
+        "prompts",
+        NOTE,
+        "no tokenizer is loaded: prompts are words, and the server's usage says how many tokens they are",
+        "tokenizer tokenizer-mode trust-remote-code! skip-tokenizer-init!",
+    ),
+    (
+        "prompts",
+        NOTE,
+        "prompts are sent as they are; --backend openai-chat has the server use its template",
+        "skip-chat-template!",
+    ),
+    ("prompts", REFUSED, "use --random-input-len or --prefix-repetition-prefix-len and -suffix-len", "input-len"),
+    ("prompts", REFUSED, "prompts of a file are shuffled by --seed", "disable-shuffle!"),
+    ("prompts", REFUSED, "give --num-prompts as many as the file has", "no-oversample!"),
+    (
+        "prompts",
+        REFUSED,
+        "use --dataset-name random, or your own prompts with --dataset-name custom",
+        "hf-name hf-split hf-subset hf-output-len sonnet-input-len sonnet-output-len sonnet-prefix-len "
+        "spec-bench-output-len spec-bench-category random-batch-size=1 blazedit-min-distance blazedit-max-distance "
+        "asr-max-audio-len-sec asr-min-audio-len-sec",
+    ),
+    ("server", REFUSED, "name the certificate in the environment's SSL_CERT_FILE", "insecure!"),
+    (
+        "server",
+        REFUSED,
+        "name the adapter with --served-model-name, one in a run",
+        "lora-modules+ lora-assignment=random",
+    ),
+    ("load", REFUSED, "profile the server from outside, as with 'perf record -p PID'", "profile! profile-num-steps"),
+    ("load", REFUSED, "use --extra-body", "use-beam-search!"),
+    ("load", NOTE, "requests have the ids that the server gives them", "request-id-prefix"),
+    ("result", REFUSED, "every run writes a file of its own: name it with --result-filename", "append-result!"),
+    (
+        "result",
+        REFUSED,
+        "--save-detailed writes what such a picture shows",
+        "plot-timeline! timeline-itl-thresholds plot-dataset-stats!",
+    ),
+)
+
+
 # Of what works, what vLLM's EngineArgs and LLM take although it is about the server.
 SERVER_OPTIONS = ("max_num_queued_reqs", "reasoning_parser", "shutdown_timeout", "stream_interval")
 
@@ -410,9 +456,17 @@ class VllmFlag:
 @cache
 def vllm_flags() -> Mapping[str, VllmFlag]:
     """By name. Made when it is first asked for: most command lines need none of it."""
-    flags = (
-        _flag(entry, group, verdict, text) for group, verdict, text, entries in _TABLE for entry in entries.split()
-    )
+    return _by_name(_TABLE)
+
+
+@cache
+def vllm_bench_flags() -> Mapping[str, VllmFlag]:
+    """Those of `vllm bench serve`, by name."""
+    return _by_name(_BENCH_TABLE)
+
+
+def _by_name(table: tuple[tuple[str, Verdict, str, str], ...]) -> dict[str, VllmFlag]:
+    flags = (_flag(entry, group, verdict, text) for group, verdict, text, entries in table for entry in entries.split())
     return {flag.name: flag for flag in flags}
 
 

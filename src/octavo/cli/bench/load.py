@@ -17,7 +17,7 @@ from typing import Any
 
 from octavo.cli.bench.http_client import Answer, Client, RefusedError
 from octavo.cli.bench.report import statistics, write_json
-from octavo.cli.bench.serve import NAMES, Plan
+from octavo.cli.bench.serve import NAMES, SAMPLING, Plan
 from octavo.cli.bench.workload import Lengths, Sample, arrival_times, dataset_samples, random_samples
 from octavo.cli.table import format_table
 from octavo.core.errors import ConfigError
@@ -27,6 +27,8 @@ CALIBRATION_WORDS = 64
 
 async def measure(args: argparse.Namespace, plan: Plan) -> int:
     """Send the load, show the figures. 0 if any request was answered. Raises ConfigError."""
+    for name in plan.metadata.keys() & _figures(args, plan, "", [], 1.0).keys():
+        raise ConfigError(f"--metadata sets {name!r}, which is a figure of the result: choose another name")
     client = Client(plan.url, plan.headers)
     try:
         model = await _ready(client, args)
@@ -37,14 +39,14 @@ async def measure(args: argparse.Namespace, plan: Plan) -> int:
             if answer.error is not None:
                 raise ConfigError(f"the first request failed ({answer.error}): mend that before you measure")
         start = time.perf_counter()
-        answers = await _send_all(args, asker, samples)
+        answers = await _send_all(args, plan, asker, samples)
         duration = time.perf_counter() - start
     finally:
         client.close()
     result = _figures(args, plan, model, answers, duration)
     _show(result, plan)
     if args.save_result or args.save_detailed:
-        _save(args, result, answers, start)
+        _save(args, plan.metadata | result, answers, start)
     return 0 if result["completed"] else 1
 
 
@@ -54,12 +56,13 @@ async def _ready(client: Client, args: argparse.Namespace) -> str:
     while True:
         try:
             listed = await client.get("/v1/models")
-            return str(args.model or listed["data"][0]["id"])
+            return str(args.served_model_name or args.model or listed["data"][0]["id"])
         except (LookupError, TypeError):
             raise ConfigError("/v1/models lists no model: name one with --model") from None
         except RefusedError as error:
-            if args.model and error.status == 404:  # not every server lists its models
-                return str(args.model)
+            named = args.served_model_name or args.model
+            if named and error.status == 404:  # not every server lists its models
+                return str(named)
             if error.status < 500:
                 raise
             if time.monotonic() >= deadline:
@@ -81,10 +84,14 @@ class _Asker:
             "model": model,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **({} if args.temperature is None else {"temperature": args.temperature}),
+            **{name: value for name in SAMPLING if (value := getattr(args, name)) is not None},
+            **({} if args.logprobs is None else self._logprobs(args.logprobs)),
             **({"ignore_eos": True} if args.ignore_eos else {}),
             **args.extra_body,
         }
+
+    def _logprobs(self, count: int) -> dict[str, Any]:
+        return {"logprobs": True, "top_logprobs": count} if self._is_chat else {"logprobs": count}
 
     async def ask(self, sample: Sample) -> Answer:
         ask: dict[str, Any]
@@ -134,10 +141,10 @@ async def _words_for_tokens(asker: _Asker) -> Callable[[int], int]:
     return lambda num_tokens: max(1, round(num_tokens / tokens_a_word))
 
 
-async def _send_all(args: argparse.Namespace, asker: _Asker, samples: Sequence[Sample]) -> list[Answer]:
+async def _send_all(args: argparse.Namespace, plan: Plan, asker: _Asker, samples: Sequence[Sample]) -> list[Answer]:
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    times = arrival_times(len(samples), args.request_rate, args.burstiness, random.Random(args.seed + 1))
+    times = arrival_times(len(samples), plan.rates, args.burstiness, random.Random(args.seed + 1))
     slots = asyncio.Semaphore(args.max_concurrency or len(samples))
     start = time.perf_counter()
     with tqdm(total=len(samples), disable=args.disable_tqdm or None, unit=" requests", file=sys.stderr) as bar:
@@ -167,11 +174,13 @@ def _figures(
         "date": time.strftime("%Y%m%d-%H%M%S"),
         "backend": args.backend,
         "endpoint": plan.path,
-        "model_id": model,
+        "label": args.label,
+        "model_id": args.model or model,
         "num_prompts": len(answers),
         "request_rate": args.request_rate,
         "burstiness": args.burstiness,
         "max_concurrency": args.max_concurrency,
+        **_ramp_figures(args),
         "duration": duration,
         "completed": len(good),
         "failed": len(answers) - len(good),
@@ -188,6 +197,11 @@ def _figures(
     for name in plan.metrics:
         result |= statistics(times[name], plan.percentiles, name)
     return result
+
+
+def _ramp_figures(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
+    return {} if args.ramp_up_strategy is None else {name: getattr(args, name) for name in names}
 
 
 def _time_per_token(answer: Answer) -> float:
@@ -242,7 +256,7 @@ def _save(args: argparse.Namespace, result: dict[str, Any], answers: Sequence[An
             "request_errors": [a.error for a in answers],
         }
     rate = f"{args.request_rate:g}qps"
-    name = args.result_filename or f"{args.backend}-{rate}-{result['date']}.json"
+    name = args.result_filename or f"{args.label or args.backend}-{rate}-{result['date']}.json"
     path = os.path.join(args.result_dir, name)
     write_json(path, result)
     print(f"written to {path}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.cli.bench.report import parse_percentiles, prepare_folder
-from octavo.cli.bench.workload import DISTRIBUTIONS
+from octavo.cli.bench.workload import DISTRIBUTIONS, ramp
 from octavo.cli.values import json_object
 from octavo.core.errors import ConfigError
 
@@ -20,6 +20,7 @@ POSITIVE = (
     *("prefix_repetition_num_prefixes", "prefix_repetition_prefix_len", "prefix_repetition_suffix_len"),
     "prefix_repetition_output_len",
 )
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 NAMES = {
     "ttft": "time to first token",
@@ -34,12 +35,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(*names, **options)
 
     group = parser.add_argument_group("server")
-    flag("--backend", choices=tuple(ENDPOINTS), default="openai", help="the kind of request (openai: completions)")
+    flag(
+        "--backend",
+        "--endpoint-type",
+        choices=tuple(ENDPOINTS),
+        default="openai",
+        help="the kind of request (openai: completions)",
+    )
     flag("--base-url", metavar="URL", help="as http://127.0.0.1:8000; default: from --host and --port")
     flag("--host", default="127.0.0.1", help="(127.0.0.1)")
     flag("--port", type=int, default=8000, metavar="N", help="(8000)")
     flag("--endpoint", metavar="PATH", help="default: that of the backend")
     flag("--model", metavar="NAME", help="to ask for; default: the first that the server lists")
+    flag("--served-model-name", metavar="NAME", help="to ask for instead, --model then is what results call it")
     flag("--api-key", metavar="KEY", help="if the server asks for one (OPENAI_API_KEY)")
     flag("--header", action="append", default=[], metavar="NAME=VALUE", help="sent with each request; repeatable")
     flag("--extra-body", type=json_object, default={}, metavar="JSON", help="more fields for each request")
@@ -52,7 +60,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--max-concurrency", type=int, metavar="N", help="requests in flight, at most")
     flag("--num-warmups", type=int, default=1, metavar="N", help="requests before the first (1)")
     flag("--seed", type=int, default=0, metavar="N", help="of prompts, lengths and arrivals (0)")
-    flag("--temperature", type=float, metavar="T", help="default: the server's own")
+    strategies = ("linear", "exponential")
+    flag("--ramp-up-strategy", choices=strategies, help="the rate grows from the first request to the last")
+    flag("--ramp-up-start-rps", type=float, metavar="R", help="requests a second at the start of it")
+    flag("--ramp-up-end-rps", type=float, metavar="R", help="and at its end")
+    flag("--temperature", type=float, metavar="T", help="default: the server's own, as of the next six")
+    flag("--top-p", type=float, metavar="P", help="sent with each request")
+    flag("--top-k", type=int, metavar="K", help="sent with each request")
+    flag("--min-p", type=float, metavar="P", help="sent with each request")
+    flag("--frequency-penalty", type=float, metavar="P", help="sent with each request")
+    flag("--presence-penalty", type=float, metavar="P", help="sent with each request")
+    flag("--repetition-penalty", type=float, metavar="P", help="sent with each request")
+    flag("--logprobs", type=int, metavar="N", help="ask for so many alternatives of each token")
     flag("--ignore-eos", action="store_true", help="answers have exactly the length that is asked for")
 
     group = parser.add_argument_group("prompts")
@@ -68,7 +87,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--prefix-repetition-suffix-len", type=int, default=256, metavar="N", help="(256)")
     flag("--prefix-repetition-num-prefixes", type=int, default=10, metavar="N", help="(10)")
     flag("--prefix-repetition-output-len", type=int, default=128, metavar="N", help="(128)")
-    flag("--output-len", type=int, metavar="N", help="tokens of an answer, for sharegpt and custom")
+    flag(
+        "--output-len",
+        "--sharegpt-output-len",
+        "--custom-output-len",
+        type=int,
+        metavar="N",
+        help="tokens of an answer, for sharegpt and custom",
+    )
 
     group = parser.add_argument_group("result")
     flag("--percentile-metrics", default="ttft,tpot,itl", metavar="NAMES", help="of ttft, tpot, itl, e2el")
@@ -76,6 +102,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag("--goodput", nargs="+", default=[], metavar="NAME:MS", help="count requests that keep to this, as ttft:200")
     flag("--save-result", action="store_true", help="write JSON into --result-dir")
     flag("--save-detailed", action="store_true", help="with each request's own figures")
+    flag("--label", metavar="NAME", help="of this run, in the JSON and the name of its file")
+    flag("--metadata", nargs="+", default=[], metavar="KEY=VALUE", help="put into the JSON, as version=0.1")
     flag("--result-dir", default=".", metavar="FOLDER", help="(here)")
     flag("--result-filename", metavar="NAME", help="default: from backend, rate and time")
     flag("--disable-tqdm", action="store_true", help="no progress bar")
@@ -100,6 +128,8 @@ class Plan:
     metrics: list[str]
     percentiles: list[float]
     goodput: dict[str, float]  # milliseconds
+    rates: float | list[float]  # requests a second, of all or of each
+    metadata: dict[str, str]
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Plan:
@@ -114,8 +144,13 @@ class Plan:
             raise ConfigError(f"--endpoint is {args.endpoint!r}; it must look like /v1/completions")
         if not args.request_rate > 0 or not args.burstiness > 0:
             raise ConfigError("--request-rate and --burstiness must be greater than 0")
+        if args.logprobs is not None and args.logprobs < 0:
+            raise ConfigError(f"--logprobs is {args.logprobs}; it must be at least 0")
+        metadata = dict(_pair("--metadata", text) for text in args.metadata)
         if args.save_result or args.save_detailed:
             prepare_folder(args.result_dir)
+        if args.label is not None and not re.fullmatch(r"[^/\0]+", args.label):
+            raise ConfigError(f"--label is {args.label!r}; it is part of a file's name: leave slashes out")
         if not 0 <= args.random_range_ratio <= 1:
             raise ConfigError(f"--random-range-ratio is {args.random_range_ratio}; it must be between 0 and 1")
         if (args.dataset_name in ("sharegpt", "custom")) != (args.dataset_path is not None):
@@ -135,17 +170,32 @@ class Plan:
         return cls(
             args.base_url or f"http://{args.host}:{args.port}",
             args.endpoint or ENDPOINTS[args.backend],
-            headers | dict(_pair(text) for text in args.header),
+            headers | dict(_pair("--header", text) for text in args.header),
             metrics,
             percentiles,
             dict(_objective(text) for text in args.goodput),
+            _rates(args),
+            metadata,
         )
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _rates(args: argparse.Namespace) -> float | list[float]:
+    start, end = args.ramp_up_start_rps, args.ramp_up_end_rps
+    if args.ramp_up_strategy is None:
+        if start is not None or end is not None:
+            raise ConfigError("--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy: name it too")
+        return float(args.request_rate)
+    if not math.isinf(args.request_rate):
+        raise ConfigError("--ramp-up-strategy has rates of its own: leave --request-rate out")
+    if start is None or end is None or not 0 < start < math.inf or not 0 < end < math.inf:
+        raise ConfigError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps, both greater than 0")
+    return ramp(args.num_prompts, start, end, args.ramp_up_strategy)
+
+
+def _pair(flag: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals or any(c in text for c in "\r\n"):
-        raise ConfigError(f"--header is {text!r}; it must look like NAME=VALUE")
+        raise ConfigError(f"{flag} has {text!r}; it must look like NAME=VALUE")
     return name, value
 
 

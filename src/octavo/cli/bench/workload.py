@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,20 +81,30 @@ def dataset_samples(path: str, count: int, output_tokens: int | None, generator:
     return [samples[i % len(samples)] for i in range(count)]
 
 
-def arrival_times(count: int, rate: float, burstiness: float, generator: random.Random) -> list[float]:
+def ramp(count: int, start: float, end: float, strategy: str) -> list[float]:
+    """A rate for each of `count` requests, from `start` to `end` by equal steps ("linear") or by equal factors."""
+    parts = [i / max(1, count - 1) for i in range(count)]
+    if strategy == "linear":
+        return [start + (end - start) * part for part in parts]
+    return [start * (end / start) ** part for part in parts]
+
+
+def arrival_times(
+    count: int, rate: float | Sequence[float], burstiness: float, generator: random.Random
+) -> list[float]:
     """Seconds from the start at which each request is sent.
 
-    rate: requests a second, perhaps infinite. The gaps are gamma distributed with shape `burstiness`: 1 is a Poisson
-    process, less comes in bursts, more is more regular, and infinity is even.
+    rate: requests a second, perhaps infinite; or what it is after each request. The gaps are gamma distributed with
+    shape `burstiness`: 1 is a Poisson process, less comes in bursts, more is more regular, and infinity is even.
     """
-    if math.isinf(rate):
-        return [0.0] * count
-    if math.isinf(burstiness):
-        return [i / rate for i in range(count)]
+    rates = [rate] * count if isinstance(rate, float | int) else rate
     times, now = [], 0.0
-    for _ in range(count):
+    for current in rates:
         times.append(now)
-        now += generator.gammavariate(burstiness, 1 / (rate * burstiness))
+        if math.isinf(burstiness):
+            now += 1 / current
+        elif not math.isinf(current):
+            now += generator.gammavariate(burstiness, 1 / (current * burstiness))
     return times
 
 
