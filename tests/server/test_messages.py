@@ -388,6 +388,13 @@ def test_what_cannot_be_done_is_refused_by_name(client: anthropic.Anthropic, fie
     assert named in refusal(client, **fields)
 
 
+def test_tools_without_a_parser_are_refused_in_anthropics_words(quick_server: ServerProcess) -> None:
+    body = {"model": MODEL_NAME, "max_tokens": 5, "messages": say("x"), "tools": TOOLS}
+    reply = httpx.post(f"{quick_server.url}/v1/messages", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].endswith("or send tool_choice 'any' or 'none'")
+
+
 def test_a_body_that_is_no_request_is_refused(hermes_server: ServerProcess) -> None:
     for content in (b"", b"nonsense", b"[]", b'{"max_tokens": 5}', b'{"messages": [{"role": "user", "content": "x"}]}'):
         reply = httpx.post(f"{hermes_server.url}/v1/messages", content=content)
