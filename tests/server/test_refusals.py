@@ -355,7 +355,7 @@ def test_as_many_values_as_a_body_may_have_do_not_keep_the_event_loop_long(
     route, body = LARGE_BODIES[name]
     before = loop_seconds()
     reply = httpx.post(quick_server.url + route, content=body, timeout=60)
-    assert loop_seconds() - before < 0.5
+    assert loop_seconds() - before < 0.25  # a tenth, and half a second where it is rendered on the loop
     assert reply.status_code in (200, 400)
 
 
