@@ -9,9 +9,11 @@ import pytest
 import octavo
 from octavo import EngineArgs
 from octavo.cli.parser import Parser
+from octavo.cli.serve import for_another_engine
 from octavo.core.config import EngineConfig
 from octavo.core.errors import ConfigError
 from octavo.llm import LLM
+from tests.server.fake_engine import FakeEngine
 
 MODEL = __file__  # any file: nothing here loads it
 
@@ -68,3 +70,11 @@ def test_it_is_a_frozen_dataclass_that_llm_takes() -> None:
     with pytest.raises(ConfigError, match="--block-size is 12"):
         LLM(**dataclasses.asdict(args) | {"block_size": 12})
     assert octavo.EngineArgs is EngineArgs
+
+
+def test_an_engine_that_follows_on_another_has_the_same_length() -> None:
+    info = FakeEngine(EngineConfig("echo", max_model_len=64)).info
+    config = EngineConfig("m", max_model_len="auto")
+    again = for_another_engine(config, info)
+    assert again == dataclasses.replace(config, num_gpu_blocks_override=info.num_blocks)
+    assert for_another_engine(EngineConfig("m"), info) == EngineConfig("m")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from octavo.core.errors import InvalidRequestError
-from octavo.core.records import RepetitionDetection, SamplingParams
+from octavo.core.records import RepetitionDetection, SamplingParams, StructuredOutputs
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,13 @@ def test_fields_that_are_not_here_are_refused_by_name(fields: dict[str, Any], wo
     with pytest.raises(InvalidRequestError, match=words) as refused:
         SamplingParams(**fields)
     assert refused.value.param in fields
+
+
+def test_other_records_name_the_field_that_they_do_not_have_too() -> None:
+    with pytest.raises(InvalidRequestError, match="StructuredOutputs has no field 'jsn': did you mean json"):
+        StructuredOutputs(jsn={})  # type: ignore[call-arg]
+    with pytest.raises(InvalidRequestError, match="RepetitionDetection has no field 'n'"):
+        RepetitionDetection(n=1)  # type: ignore[call-arg]
 
 
 def test_fields_of_vllm_that_ask_for_nothing_are_accepted() -> None:

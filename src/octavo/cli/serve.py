@@ -126,20 +126,22 @@ def supervised(
     from octavo.core.clock import SystemClock
     from octavo.engine.supervisor import EngineSupervisor
 
-    def again() -> EngineProcess:
-        if config.max_model_len != ALL_THAT_FITS:
-            return launch(config)
-        # The length that clients were told must fit again, whatever memory there is by now.
-        return launch(replace(config, num_gpu_blocks_override=engine.info.num_blocks))
-
     engine = EngineSupervisor(
-        again,
+        lambda: launch(for_another_engine(config, engine.info)),
         SystemClock(),
         engine_timeout=settings.engine_timeout,
         max_restarts=settings.max_engine_restarts,
         on_give_up=on_give_up,
     )
     return engine
+
+
+def for_another_engine(config: EngineConfig, info: EngineInfo) -> EngineConfig:
+    """For one that follows on that of `info`: the length that clients were told must fit again, whatever memory there
+    is by now."""
+    if config.max_model_len != ALL_THAT_FITS:
+        return config
+    return replace(config, num_gpu_blocks_override=info.num_blocks)
 
 
 def make_service(engine: EngineSupervisor, text: TextSide, config: EngineConfig, settings: ServerSettings) -> Service:

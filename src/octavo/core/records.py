@@ -41,7 +41,55 @@ class FinishReason(enum.StrEnum):
     REPETITION = "repetition"  # the end of the output repeats itself, as repetition_detection says
 
 
-class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+# Fields of vLLM's SamplingParams that are not here -> the values that ask for nothing, and what to do instead.
+_ELSEWHERE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "n": ((1,), "give the prompt that many times, each with a seed of its own or none"),
+    "best_of": ((1,), "give the prompt that many times and keep the best"),
+    "priority": ((0,), "requests are served in the order of arrival: leave it out"),
+    "use_beam_search": ((False,), "leave it out"),
+    "length_penalty": ((1,), "it is about beam search: leave it out"),
+    "early_stopping": ((False,), "it is about beam search: leave it out"),
+    "detokenize": ((True,), "text is always made: leave it out"),
+    "spaces_between_special_tokens": ((True,), "leave it out"),
+    "logits_processors": (([],), "no code is loaded: use logit_bias, bad_words or structured_outputs"),
+    "guided_decoding": ((), "use structured_outputs"),
+    "truncate_prompt_tokens": ((), "shorten the prompt"),
+    "output_kind": ((0, 2), "LLM.generate gives whole results and LLM.stream gives pieces: leave it out"),
+    "extra_args": (({},), "leave it out"),
+    "flat_logprobs": ((False,), "leave it out"),
+}
+
+
+class _Refusing(type(msgspec.Struct)):  # type: ignore[misc]
+    """Makes of an unknown keyword an error that names it, which a msgspec Struct has no other place for."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        name, known = cls.__name__, cls.__struct_fields__
+        if args:
+            raise InvalidRequestError(f"fields of {name} have names: write {name}({known[0]}=...)")
+        for field_name in sorted(fields.keys() - known):
+            value = fields.pop(field_name)
+            if cls is not SamplingParams or field_name not in _ELSEWHERE:
+                raise _unknown_field(name, field_name, known)
+            _refuse_unless_harmless(field_name, value)
+        return super().__call__(**fields)
+
+
+def _refuse_unless_harmless(name: str, value: Any) -> None:
+    harmless, remedy = _ELSEWHERE[name]
+    if value is not None and not any(value == h and isinstance(value, bool) == isinstance(h, bool) for h in harmless):
+        raise InvalidRequestError(f"{name}={shorten(repr(value))} is not supported: {remedy}", param=name)
+
+
+def _unknown_field(owner: str, name: str, known: Seq[str]) -> InvalidRequestError:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return InvalidRequestError(f"{owner} has no field {shorten(name)!r}: {hint}", param=name)
+
+
+class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_Refusing):
     """Ends an output whose last tokens are one pattern, `min_count` times in a row.
 
     max_pattern_size: tokens of the longest pattern, at most 256; 0 is off. min_pattern_size: of the shortest; 0 means
@@ -68,7 +116,7 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         check(longest == 0 or 2 <= self.min_count < 2**31, "min_count", "at least 2")
 
 
-class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, metaclass=_Refusing):
     """What the output must look like: exactly one of the first six fields.
 
     json: a JSON schema, as an object or as its text. grammar: Lark, or GBNF. structural_tag: free text in which some
@@ -133,52 +181,6 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     def _is_false(self, name: str) -> bool:
         return name == "json" and self.json is False  # a schema, if one that nothing fits
-
-
-# Fields of vLLM's SamplingParams that are not here -> the values that ask for nothing, and what to do instead.
-_ELSEWHERE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "n": ((1,), "give the prompt that many times, each with a seed of its own or none"),
-    "best_of": ((1,), "give the prompt that many times and keep the best"),
-    "priority": ((0,), "requests are served in the order of arrival: leave it out"),
-    "use_beam_search": ((False,), "leave it out"),
-    "length_penalty": ((1,), "it is about beam search: leave it out"),
-    "early_stopping": ((False,), "it is about beam search: leave it out"),
-    "detokenize": ((True,), "text is always made: leave it out"),
-    "spaces_between_special_tokens": ((True,), "leave it out"),
-    "logits_processors": (([],), "no code is loaded: use logit_bias, bad_words or structured_outputs"),
-    "guided_decoding": ((), "use structured_outputs"),
-    "truncate_prompt_tokens": ((), "shorten the prompt"),
-    "output_kind": ((0, 2), "LLM.generate gives whole results and LLM.stream gives pieces: leave it out"),
-    "extra_args": (({},), "leave it out"),
-    "flat_logprobs": ((False,), "leave it out"),
-}
-
-
-class _Refusing(type(msgspec.Struct)):  # type: ignore[misc]
-    """Makes of an unknown keyword an error that names it, which a msgspec Struct has no other place for."""
-
-    def __call__(cls, *args: Any, **fields: Any) -> Any:
-        unknown = fields.keys() - cls.__struct_fields__
-        if args:
-            raise InvalidRequestError("sampling parameters have names: write SamplingParams(temperature=0)")
-        for name in sorted(unknown):
-            _refuse_unless_harmless(name, fields.pop(name), cls.__struct_fields__)
-        return super().__call__(**fields)
-
-
-def _refuse_unless_harmless(name: str, value: Any, known: Seq[str]) -> None:
-    if name in _ELSEWHERE:
-        harmless, remedy = _ELSEWHERE[name]
-        if value is not None and not any(
-            value == h and isinstance(value, bool) == isinstance(h, bool) for h in harmless
-        ):
-            raise InvalidRequestError(f"{name}={shorten(repr(value))} is not supported: {remedy}", param=name)
-        return
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    raise InvalidRequestError(f"SamplingParams has no field {shorten(name)!r}: {hint}", param=name)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, metaclass=_Refusing):
