@@ -27,8 +27,8 @@ TOO_COMPLEX = (
 )
 # How llguidance says that one of its limits is reached. It names settings which users do not have.
 _BEYOND_LIMITS = re.compile(
-    r"\bfuel\b|_fuel\b|\blimits\.|limit for this grammar|[Cc]urrent row has|[Tt]oo many (items|states|expressions)"
-    r"|(schema|class|DNF) too large"
+    r"fuel exhausted|(lex|check|total) fuel|increase limits\.|limit for this grammar|[Cc]urrent row has"
+    r"|[Tt]oo many (items|states|expressions)|(schema|class|DNF) too large"
 )
 
 
