@@ -18,6 +18,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,9 @@ START_SECONDS = 60
 REPLY_SECONDS = 120  # within which whatever was asked must be answered
 IDLE_SECONDS = 20  # within which an unused server must have become idle
 MAX_DRIFT = 5e6  # bytes that a process may have grown since the warm-up
-PARTS = 5  # in which the requests are sent, with a look at the memory after each; the first one is the warm-up
+PARTS = 10  # in which the requests are sent, with a look at the memory after each
+WARM_UP = 3  # parts: a heap grows until what large bodies tore into pieces is enough for the next ones
+WINDOW = 3  # parts whose median is compared: what a heap holds goes up and down by some megabytes
 OVERSIZE = (32 << 20) + 1
 LOWEST_ID, HIGHEST_ID = 1_000, 30_000  # ordinary words
 PROBE: dict[str, Any] = {
@@ -607,9 +610,8 @@ async def soak(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     seconds = time.monotonic() - began
 
     faults = [*books.faults, *compare(books, before, after), *await faults_of_pool(server)]
-    for name, size in memory[-1].items():
-        if (grown := size - memory[0].get(name, size)) > MAX_DRIFT:
-            faults.append(f"process {name} grew by {grown / 1e6:.1f} MB")
+    drift = {name: drift_of([sizes[name] for sizes in memory if name in sizes]) for name in memory[-1]}
+    faults += [f"process {name} grew by {grown / 1e6:.1f} MB" for name, grown in drift.items() if grown > MAX_DRIFT]
     if after["num_preemptions_total"] == before["num_preemptions_total"]:
         faults.append("no request was ever preempted: the pool is too large for this test")
     if books.outcomes.total() != args.requests:
@@ -624,8 +626,16 @@ async def soak(server: Server, args: argparse.Namespace) -> dict[str, Any]:
         "outcomes": dict(sorted(books.outcomes.items())),
         "metrics": counted,
         "memory": memory,
+        "drift": drift,
         "faults": faults,
     }
+
+
+def drift_of(sizes: list[int]) -> float:
+    """By how many bytes a process grew from the first parts after the warm-up to the last ones."""
+    if len(sizes) < WARM_UP + WINDOW:
+        return 0.0
+    return statistics.median(sizes[-WINDOW:]) - statistics.median(sizes[WARM_UP : WARM_UP + WINDOW])
 
 
 def show(report: dict[str, Any]) -> None:
@@ -636,7 +646,8 @@ def show(report: dict[str, Any]) -> None:
             print(f"  {name:40} {value:12,.0f}")
     print(f"\nmemory in MB, after each of {PARTS} parts")
     for name in report["memory"][-1]:
-        print(f"  {name:26}" + "".join(f"{sizes.get(name, 0) / 1e6:8.1f}" for sizes in report["memory"]))
+        print(f"  {name:26}" + "".join(f"{sizes.get(name, 0) / 1e6:7.1f}" for sizes in report["memory"]), end="")
+        print(f"; grew by {report['drift'][name] / 1e6:.1f}")
     print(f"\n{len(report['faults'])} faults")
     for fault in report["faults"][:20]:
         print(f"  {fault}")
