@@ -169,6 +169,9 @@ def answer_with(*pieces: bytes) -> int:
             connection.recv(65536)
             for piece in pieces:
                 connection.sendall(piece)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):  # closed with something unread, it would be reset
+                pass
 
     threading.Thread(target=serve, daemon=True).start()
     return int(listener.getsockname()[1])

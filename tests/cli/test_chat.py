@@ -353,6 +353,9 @@ def remote_answer(body: bytes) -> list[Piece]:
         with listener, listener.accept()[0] as connection:
             connection.recv(65536)
             connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + body)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):  # closed with something unread, it would be reset
+                pass
 
     threading.Thread(target=serve, daemon=True).start()
     model = RemoteModel(f"http://127.0.0.1:{listener.getsockname()[1]}", "key", "name")
