@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from octavo.cli.options import add_answer_flags, answer_parsers
@@ -18,208 +19,199 @@ from octavo.server.settings import (
     split_names,
 )
 
+_DEFAULT = ServerSettings()
+
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    server = parser.add_argument_group("server")
-    security = parser.add_argument_group("security", "who may ask")
-    limits = parser.add_argument_group("limits")
-    logs = parser.add_argument_group("logs")
-    ends = parser.add_argument_group("end", "when the server ends, or the engine dies")
+    _add_address_flags(parser.add_argument_group("server"))
+    _add_security_flags(parser.add_argument_group("security", "who may ask"))
+    _add_limit_flags(parser.add_argument_group("limits"))
+    _add_log_flags(parser.add_argument_group("logs"))
+    _add_end_flags(parser.add_argument_group("end", "when the server ends, or the engine dies"))
+    add_chat_flags(parser)
 
-    def flag(group: Any, name: str, text: str, **options: Any) -> None:
-        group.add_argument(name, help=text, **options)
 
-    default = ServerSettings()
+def _add_address_flags(group: Any) -> None:
+    flag = partial(_add, group)
+    flag("--host", "address to listen on; the default is this machine only, 0.0.0.0 is all", default=_DEFAULT.host)
     flag(
-        server, "--host", "address to listen on; the default is this machine only, 0.0.0.0 is all", default=default.host
-    )
-    flag(
-        server,
         "--port",
-        f"port to listen on, 0 for any free one ({default.port})",
+        f"port to listen on, 0 for any free one ({_DEFAULT.port})",
         type=whole_number,
-        default=default.port,
+        default=_DEFAULT.port,
     )
-    flag(server, "--uds", "listen on a unix socket instead of host and port", metavar="PATH")
+    flag("--uds", "listen on a unix socket instead of host and port", metavar="PATH")
     flag(
-        server,
         "--uds-mode",
-        f"who may connect to it, in octal ({default.uds_mode:o})",
+        f"who may connect to it, in octal ({_DEFAULT.uds_mode:o})",
         type=_octal,
         metavar="MODE",
-        default=default.uds_mode,
+        default=_DEFAULT.uds_mode,
     )
     flag(
-        server,
         "--root-path",
         "the prefix under which a proxy shows this server, as /llm",
-        default=default.root_path,
+        default=_DEFAULT.root_path,
         metavar="PREFIX",
     )
     flag(
-        server,
         "--stream-interval",
-        f"tokens that a chunk of a stream waits for; the first and the last do not ({default.stream_interval})",
+        f"tokens that a chunk of a stream waits for; the first and the last do not ({_DEFAULT.stream_interval})",
         type=human_int,
-        default=default.stream_interval,
+        default=_DEFAULT.stream_interval,
         metavar="N",
     )
-    flag(server, "--disable-fastapi-docs", "no page at /docs", action="store_true")
-    add_chat_flags(parser)
+    flag("--disable-fastapi-docs", "no page at /docs", action="store_true")
     flag(
-        security,
+        "--metrics-prefix",
+        f"of the names at /metrics; vllm for dashboards made for it ({_DEFAULT.metrics_prefix})",
+        default=_DEFAULT.metrics_prefix,
+        metavar="NAME",
+    )
+
+
+def _add_security_flags(group: Any) -> None:
+    flag = partial(_add, group)
+    names = {"type": _names, "metavar": "LIST"}
+    flag(
         "--api-key",
         f"a key that requests must bring; several: again, or with commas; also {' or '.join(KEY_VARIABLES)}",
         action="append",
         default=[],
         metavar="KEY",
     )
-    flag(security, "--api-key-file", "a file of keys, one a line", metavar="FILE")
-    flag(security, "--ssl-certfile", "serve https with this certificate (PEM)", metavar="FILE")
-    flag(security, "--ssl-keyfile", "its key; default: in the certificate's file", metavar="FILE")
-    flag(security, "--ssl-ca-certs", "whose certificates clients may bring (PEM)", metavar="FILE")
+    flag("--api-key-file", "a file of keys, one a line", metavar="FILE")
+    flag("--ssl-certfile", "serve https with this certificate (PEM)", metavar="FILE")
+    flag("--ssl-keyfile", "its key; default: in the certificate's file", metavar="FILE")
+    flag("--ssl-ca-certs", "whose certificates clients may bring (PEM)", metavar="FILE")
     flag(
-        security,
         "--ssl-ciphers",
         "the ciphers of TLS 1.2, as OpenSSL lists them; default: what Python holds safe",
         metavar="LIST",
     )
     flag(
-        security,
         "--ssl-cert-reqs",
-        f"must clients bring one: 0 no, 1 if they have one, 2 yes ({default.ssl_cert_reqs})",
+        f"must clients bring one: 0 no, 1 if they have one, 2 yes ({_DEFAULT.ssl_cert_reqs})",
         type=whole_number,
-        default=default.ssl_cert_reqs,
+        default=_DEFAULT.ssl_cert_reqs,
         metavar="N",
     )
-    names = {"type": _names, "metavar": "LIST"}
-    flag(security, "--allowed-origins", "web sites whose pages may ask, as a JSON list; default: none", **names)
-    flag(security, "--allowed-methods", 'the methods that they may use (["*"])', **names)
-    flag(security, "--allowed-headers", 'the headers that they may send (["*"])', **names)
-    flag(security, "--allow-credentials", "they may send cookies and the like", action="store_true")
+    flag("--allowed-origins", "web sites whose pages may ask, as a JSON list; default: none", **names)
+    flag("--allowed-methods", 'the methods that they may use (["*"])', **names)
+    flag("--allowed-headers", 'the headers that they may send (["*"])', **names)
+    flag("--allow-credentials", "they may send cookies and the like", action="store_true")
+
+
+def _add_limit_flags(group: Any) -> None:
+    flag = partial(_add, group)
     flag(
-        limits,
         "--limit-concurrency",
-        f"connections at once ({default.limit_concurrency})",
+        f"connections at once ({_DEFAULT.limit_concurrency})",
         type=human_int,
-        default=default.limit_concurrency,
+        default=_DEFAULT.limit_concurrency,
         metavar="N",
     )
     flag(
-        limits,
         "--max-num-queued-reqs",
         "requests that run or wait; more get a 503; default: no limit",
         type=human_int,
         metavar="N",
     )
     flag(
-        limits,
         "--client-timeout",
-        f"seconds in which a client must get on with sending or reading ({default.client_timeout:g})",
+        f"seconds in which a client must get on with sending or reading ({_DEFAULT.client_timeout:g})",
         type=number,
-        default=default.client_timeout,
+        default=_DEFAULT.client_timeout,
         metavar="SECONDS",
     )
     flag(
-        limits,
         "--h11-max-incomplete-event-size",
-        f"bytes of a request's line and headers ({default.max_header_bytes})",
+        f"bytes of a request's line and headers ({_DEFAULT.max_header_bytes})",
         type=human_int,
-        default=default.max_header_bytes,
+        default=_DEFAULT.max_header_bytes,
         metavar="N",
     )
     flag(
-        limits,
         "--h11-max-header-count",
-        f"headers of a request ({default.max_headers})",
+        f"headers of a request ({_DEFAULT.max_headers})",
         type=human_int,
-        default=default.max_headers,
+        default=_DEFAULT.max_headers,
         metavar="N",
     )
     flag(
-        limits,
         "--responses-store-size",
-        f"responses of /v1/responses that are kept, 0 for none ({default.responses_store_size})",
+        f"responses of /v1/responses that are kept, 0 for none ({_DEFAULT.responses_store_size})",
         type=human_int,
-        default=default.responses_store_size,
+        default=_DEFAULT.responses_store_size,
         metavar="N",
     )
     flag(
-        limits,
         "--responses-store-bytes",
-        f"bytes that they may take together ({default.responses_store_bytes})",
+        f"bytes that they may take together ({_DEFAULT.responses_store_bytes})",
         type=human_int,
-        default=default.responses_store_bytes,
+        default=_DEFAULT.responses_store_bytes,
         metavar="N",
     )
+
+
+def _add_log_flags(group: Any) -> None:
+    flag = partial(_add, group)
     flag(
-        logs,
         "--enable-request-id-headers",
         "X-Request-Id in every reply, not only where the client sent one (on)",
         action=argparse.BooleanOptionalAction,
-        default=default.request_id_headers,
+        default=_DEFAULT.request_id_headers,
     )
     flag(
-        server,
-        "--metrics-prefix",
-        f"of the names at /metrics; vllm for dashboards made for it ({default.metrics_prefix})",
-        default=default.metrics_prefix,
-        metavar="NAME",
-    )
-    flag(
-        logs,
         "--disable-log-stats",
         "no line every ten seconds about throughput, queue and cache, while there is work",
         action="store_true",
     )
     flag(
-        logs,
         "--uvicorn-log-level",
-        f"the least that the lines of requests must have; above info there are none ({default.access_log_level})",
+        f"the least that the lines of requests must have; above info there are none ({_DEFAULT.access_log_level})",
         choices=LOG_LEVELS,
-        default=default.access_log_level,
+        default=_DEFAULT.access_log_level,
     )
     flag(
-        logs,
         "--log-format",
-        f"of the server's log lines ({default.log_format})",
+        f"of the server's log lines ({_DEFAULT.log_format})",
         choices=LOG_FORMATS,
-        default=default.log_format,
+        default=_DEFAULT.log_format,
     )
-    flag(logs, "--disable-uvicorn-access-log", "no line for each request", action="store_true")
+    flag("--disable-uvicorn-access-log", "no line for each request", action="store_true")
     flag(
-        logs,
         "--disable-access-log-for-endpoints",
         "nor for these paths, as /health,/metrics",
         type=_names,
         metavar="LIST",
     )
-    flag(logs, "--enable-log-requests", "prompts and parameters in the log", action="store_true")
+    flag("--enable-log-requests", "prompts and parameters in the log", action="store_true")
     flag(
-        logs,
         "--max-log-len",
         "characters and token ids of a prompt in the log, at most; default: all",
         type=human_int,
         metavar="N",
     )
+
+
+def _add_end_flags(group: Any) -> None:
+    flag = partial(_add, group)
     flag(
-        ends,
         "--shutdown-timeout",
-        f"on ctrl-C or SIGTERM, running requests have so long to end ({default.shutdown_timeout:g}: none)",
+        f"on ctrl-C or SIGTERM, running requests have so long to end ({_DEFAULT.shutdown_timeout:g}: none)",
         type=float,
-        default=default.shutdown_timeout,
+        default=_DEFAULT.shutdown_timeout,
         metavar="SECONDS",
     )
     flag(
-        ends,
         "--engine-timeout",
-        f"an engine that gets nothing done for so long is restarted; 0: never ({default.engine_timeout:g})",
+        f"an engine that gets nothing done for so long is restarted; 0: never ({_DEFAULT.engine_timeout:g})",
         type=float,
-        default=default.engine_timeout,
+        default=_DEFAULT.engine_timeout,
         metavar="SECONDS",
     )
     flag(
-        ends,
         "--max-engine-restarts",
         "restarts of a dying engine in a row before the server ends; default: it never gives up",
         type=int,
@@ -229,13 +221,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     """How conversations become prompts, and answers are taken apart."""
-    default = ServerSettings()
-
-    chat = parser.add_argument_group("chat", "chat templates")
-
-    def flag(name: str, text: str, **options: Any) -> None:
-        chat.add_argument(name, help=text, **options)
-
+    flag = partial(_add, parser.add_argument_group("chat", "chat templates"))
     flag(
         "--chat-template",
         "a file with the chat template, or the template itself, instead of the model's own",
@@ -244,9 +230,9 @@ def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     flag(
         "--chat-template-content-format",
         "how it gets the content of messages: as text, as a list of parts (openai), or as it reads them "
-        f"({default.chat_template_content_format})",
+        f"({_DEFAULT.chat_template_content_format})",
         choices=CONTENT_FORMATS,
-        default=default.chat_template_content_format,
+        default=_DEFAULT.chat_template_content_format,
     )
     flag(
         "--default-chat-template-kwargs",
@@ -262,8 +248,8 @@ def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     )
     flag(
         "--response-role",
-        f"of the messages that the model writes ({default.response_role})",
-        default=default.response_role,
+        f"of the messages that the model writes ({_DEFAULT.response_role})",
+        default=_DEFAULT.response_role,
         metavar="ROLE",
     )
     add_answer_flags(parser.add_argument_group("tools", "tool calls and reasoning"))
@@ -271,7 +257,6 @@ def add_chat_flags(parser: argparse.ArgumentParser) -> None:
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:
     """Raises ConfigError."""
-    default = ServerSettings()
     return ServerSettings(
         host=args.host,
         port=args.port,
@@ -284,9 +269,9 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
         ssl_ciphers=args.ssl_ciphers,
-        allowed_origins=args.allowed_origins or default.allowed_origins,
-        allowed_methods=args.allowed_methods or default.allowed_methods,
-        allowed_headers=args.allowed_headers or default.allowed_headers,
+        allowed_origins=args.allowed_origins or _DEFAULT.allowed_origins,
+        allowed_methods=args.allowed_methods or _DEFAULT.allowed_methods,
+        allowed_headers=args.allowed_headers or _DEFAULT.allowed_headers,
         allow_credentials=args.allow_credentials,
         max_header_bytes=args.h11_max_incomplete_event_size,
         max_headers=args.h11_max_header_count,
@@ -328,6 +313,10 @@ def chat_settings(args: argparse.Namespace) -> dict[str, Any]:
         "response_role": args.response_role,
         "parsers": answer_parsers(args),
     }
+
+
+def _add(group: Any, name: str, text: str, **options: Any) -> None:
+    group.add_argument(name, help=text, **options)
 
 
 def _names(text: str) -> tuple[str, ...]:

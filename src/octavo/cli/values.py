@@ -1,4 +1,4 @@
-"""What a flag's value can be, as argparse's types: numbers as people write them, JSON objects, lists of names."""
+"""What a flag's value can be, as argparse's types: numbers as people write them, JSON objects."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from octavo.server.answer import Answer
 from octavo.server.conversation import read_messages, read_text, read_tools
 from octavo.server.generation import Generation, usage_of
 from octavo.server.logprobs import TokenNames, chat_logprobs, made_aside, num_numbers, prompt_logprobs
-from octavo.server.off_loop import is_large
+from octavo.server.off_loop import aside, is_large
 from octavo.server.protocol import ChatBody
 from octavo.server.reading import read_body
 from octavo.server.replies import (
@@ -88,9 +88,8 @@ async def start_chat(
 async def rendered_prompt(service: Service, body: ChatBody) -> str:
     """`prompt_text`, in a thread if it takes long, or if the template is the request's own: then nobody knows."""
     if body.chat_template is None:
-        if is_large(body.messages, body.tools, body.documents, body.chat_template_kwargs):
-            return await asyncio.to_thread(prompt_text, service, body)
-        return prompt_text(service, body)
+        large = is_large(body.messages, body.tools, body.documents, body.chat_template_kwargs)
+        return await aside(lambda: prompt_text(service, body), takes_long=large)
     async with service.given_template_turn:
         return await asyncio.to_thread(prompt_text, service, body)
 

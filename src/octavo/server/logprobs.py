@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from octavo.core.records import TokenLogprobs
 from octavo.server.generation import Generation
+from octavo.server.off_loop import aside
 from octavo.server.replies import (
     ChatLogprobs,
     ChatTokenLogprob,
@@ -115,7 +115,7 @@ async def prompt_logprobs(
 
 async def made_aside(make: Callable[[], Made], size: int) -> Made:
     """What `make` makes of `size` numbers, in a thread if these are many, so that the event loop stays free."""
-    return await asyncio.to_thread(make) if size > THREAD_NUMBERS else make()
+    return await aside(make, takes_long=size > THREAD_NUMBERS)
 
 
 def num_numbers(logprobs: Sequence[TokenLogprobs]) -> int:

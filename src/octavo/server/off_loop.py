@@ -18,6 +18,11 @@ THREAD_VALUES = 2000  # a conversation of more is brought into another form in a
 T = TypeVar("T")
 
 
+async def aside(work: Callable[[], T], *, takes_long: bool) -> T:
+    """What `work()` returns or raises; the event loop stays free if that takes long."""
+    return await asyncio.to_thread(work) if takes_long else work()
+
+
 async def off_loop(work: Callable[[], T], num_characters: int) -> T:
     """What `work()` returns or raises; it runs in a thread if so many characters take long.
 

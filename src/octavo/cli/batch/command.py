@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection
 from functools import partial
 
 from octavo.cli.batch.files import Entry, Reply, ReplyFile, check_entries, read_entries
@@ -46,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             return asyncio.run(_run(args, engine_config(args), settings, output, len(custom_ids)))
         except KeyboardInterrupt:
-            print(f"octavo: {_told(output, custom_ids)}; run it again to go on", file=sys.stderr)
+            told = f"{len(output.done):,} of {len(custom_ids):,} requests have their reply"
+            print(f"octavo: {told}; run it again to go on", file=sys.stderr)
             raise
 
 
@@ -103,7 +103,3 @@ async def _run(
             process.popen.kill()
     print(f"{counts.answered:,} answered, {counts.refused:,} refused, {counts.failed:,} failed: {args.output_file}")
     return 1 if counts.failed else 0
-
-
-def _told(output: ReplyFile, custom_ids: Collection[str]) -> str:
-    return f"{len(output.done):,} of {len(custom_ids):,} requests have their reply"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, get_args
 
@@ -35,7 +34,7 @@ from octavo.server.messages.bodies import (
     Usage,
 )
 from octavo.server.messages.conversation import chat_body, in_own_words, num_parts
-from octavo.server.off_loop import off_loop
+from octavo.server.off_loop import aside, off_loop
 from octavo.server.protocol import ChatBody
 from octavo.server.reading import read_body
 from octavo.server.service import EventStream, Service, aborted_if_client_leaves, read_limited
@@ -91,9 +90,7 @@ async def count_tokens(service: Service, http: HttpRequest) -> Response:
 
 async def _chat_body(body: PromptBody, defaults: Mapping[str, Any]) -> ChatBody:
     """`chat_body`; the event loop stays free meanwhile."""
-    if num_parts(body) <= THREAD_PARTS:
-        return chat_body(body, defaults)
-    return await asyncio.to_thread(chat_body, body, defaults)
+    return await aside(lambda: chat_body(body, defaults), takes_long=num_parts(body) > THREAD_PARTS)
 
 
 class _Message:

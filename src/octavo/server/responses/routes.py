@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import time
 import uuid
@@ -15,7 +14,7 @@ from starlette.responses import Response
 from octavo.core.errors import InvalidRequestError, short_repr, shorten
 from octavo.server.chat import start_chat
 from octavo.server.errors import ApiError
-from octavo.server.off_loop import is_large
+from octavo.server.off_loop import aside, is_large
 from octavo.server.protocol import ChatBody
 from octavo.server.reading import read_body
 from octavo.server.responses.background import EventLog, Job
@@ -44,10 +43,8 @@ async def create_response(service: Service, http: HttpRequest) -> Response:
     stores = _stores(service, body)
     owner = _owner(http)
     before = _before(service, body, owner)
-    if len(before) > THREAD_ITEMS or is_large(body.input, body.tools):
-        stored, chat = await asyncio.to_thread(_conversation, service, body, owner, before)
-    else:
-        stored, chat = _conversation(service, body, owner, before)
+    large = len(before) > THREAD_ITEMS or is_large(body.input, body.tools)
+    stored, chat = await aside(lambda: _conversation(service, body, owner, before), takes_long=large)
     if stores and stored.num_bytes > service.responses.max_bytes:
         raise InvalidRequestError(
             f"the conversation takes {stored.num_bytes:,} bytes, and {service.responses.max_bytes:,} are stored at "
